@@ -1,0 +1,1 @@
+"""Owns the gRPC services: requests in, answers out. Decides nothing."""
