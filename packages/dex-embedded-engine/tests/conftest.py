@@ -86,11 +86,19 @@ async def start_worker(folder: Path, ledger: Path) -> AsyncIterator[StartWorker]
     async with AsyncExitStack() as stack:
         count = 0
 
-        async def start(address: str, mode: str = "sync", *, echo: bool = False) -> ProgramProcess:
+        async def start(
+            address: str, mode: str = "sync", *, echo: bool = False, slots: int = 16
+        ) -> ProgramProcess:
             nonlocal count
             count += 1
             worker = ProgramProcess(
-                [str(PROGRAMS / "engine_worker.py"), mode, address, str(folder / f"cache{count}")],
+                [
+                    str(PROGRAMS / "engine_worker.py"),
+                    mode,
+                    address,
+                    str(folder / f"cache{count}"),
+                    str(slots),
+                ],
                 {"TEST_LEDGER": str(ledger), "TEST_ECHO": "1" if echo else ""},
             )
             await stack.enter_async_context(worker)

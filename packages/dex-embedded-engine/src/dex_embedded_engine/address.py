@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,11 @@ from pathlib import Path
 from dex_embedded_engine.errors import AddressError
 
 _PREFIX = "unix:"
+_TCP = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
 _LONGEST_SOCKET_PATH = 100
+# A name may stand for addresses that this machine does not have, such as ::1 without IPv6.
+_ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 @dataclass(frozen=True)
@@ -49,17 +54,19 @@ def parse_address(text: str) -> Address:
     """
     if text.startswith(_PREFIX):
         path = text.removeprefix(_PREFIX)
-        if not path or len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        if not path or "\0" in path or len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
             raise AddressError(
                 f"address {text!r} names no usable socket path; use unix:PATH with a path of at "
                 f"most {_LONGEST_SOCKET_PATH} bytes"
             )
         return Address(path=Path(path))
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise AddressError(f"address {text!r} is not HOST:PORT, [IPv6]:PORT or unix:PATH")
-    return Address(host=host, port=int(port))
+    found = _TCP.fullmatch(text)
+    if found is None or int(found["port"]) > _HIGHEST_PORT or not _is_ipv6(found["ipv6"]):
+        raise AddressError(
+            f"address {text!r} is not HOST:PORT, [IPv6]:PORT or unix:PATH; write it like "
+            f"'127.0.0.1:8801'"
+        )
+    return Address(host=found["ipv6"] or found["host"], port=int(found["port"]))
 
 
 def require_free(address: Address) -> None:
@@ -71,8 +78,7 @@ def require_free(address: Address) -> None:
         AddressError: taken, or its folder does not exist.
     """
     if address.path is None:
-        if address.port:
-            _try_to_bind(address)
+        _try_to_bind(address)
         return
     if not address.path.parent.is_dir():
         raise AddressError(
@@ -82,28 +88,58 @@ def require_free(address: Address) -> None:
         return
     if not address.path.is_socket():
         raise AddressError(f"{str(address.path)!r} is not a socket; choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(address.path))
-        except ConnectionRefusedError:
-            address.path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise AddressError(
-                f"socket {str(address.path)!r} cannot be used ({error.strerror})"
-            ) from error
-    raise AddressError(f"address {address.target()!r} is taken; stop what listens there")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            # Without blocking: the queue of an engine that hangs may be full.
+            probe.setblocking(False)
+            try:
+                probe.connect(str(address.path))
+            except ConnectionRefusedError:
+                address.path.unlink(missing_ok=True)
+                return
+            except BlockingIOError:
+                pass
+    except OSError as error:
+        raise AddressError(
+            f"socket {str(address.path)!r} cannot be used ({error.strerror}); choose another path"
+        ) from error
+    raise AddressError(
+        f"address {address.target()!r} is taken; stop what listens there or choose another"
+    )
 
 
 def _try_to_bind(address: Address) -> None:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, where in found:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a host name"
+        raise AddressError(
+            f"the host of address {address.target()!r} is not known ({reason}); "
+            f"use 127.0.0.1 or an address of this machine"
+        ) from error
+    failures: list[OSError] = []
+    for family, kind, protocol, _, where in found:
+        try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
-    except OSError as error:
+        except OSError as error:
+            failures.append(error)
+    present = [error for error in failures if error.errno not in _ABSENT]
+    if present or len(failures) == len(found):
+        first = (present or failures)[0]
         raise AddressError(
-            f"address {address.target()!r} cannot be bound ({error.strerror}); stop what listens "
+            f"address {address.target()!r} cannot be bound ({first.strerror}); stop what listens "
             f"there or choose another"
-        ) from error
+        ) from first
+
+
+def _is_ipv6(text: str | None) -> bool:
+    """Tell whether `text`, if there is any, is an IPv6 address."""
+    if text is None:
+        return True
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

@@ -30,6 +30,12 @@ class Clock(Protocol):
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """Run `callback` on the event loop once `now` has reached `when`."""
 
+    def instant(self) -> float:
+        """Return seconds that only grow, for pauses of milliseconds between processes.
+
+        They grow while virtual time stands still, since other processes go on meanwhile.
+        """
+
 
 class SystemClock:
     """The machine's wall clock."""
@@ -41,6 +47,10 @@ class SystemClock:
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """Run `callback` on the running event loop at `when`, unix seconds."""
         return asyncio.get_running_loop().call_later(max(0.0, when - time.time()), callback)
+
+    def instant(self) -> float:
+        """Return the machine's monotonic seconds."""
+        return time.monotonic()
 
 
 class _VirtualTimer:
@@ -76,6 +86,10 @@ class VirtualClock:
         else:
             heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
+
+    def instant(self) -> float:
+        """Return the machine's monotonic seconds: Workers are real."""
+        return time.monotonic()
 
     def advance(self, seconds: float) -> None:
         """Move time forward and run, in order, every callback whose time has come.

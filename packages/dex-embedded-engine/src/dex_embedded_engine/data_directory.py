@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -32,15 +33,16 @@ class DataDirectory:
         """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise DataDirectoryError(
-                f"data directory {str(path)!r} cannot be created ({error.strerror})"
+                f"data directory {str(path)!r} cannot be created ({reason}); choose another path"
             ) from error
-        mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise DataDirectoryError(
                 f"data directory {str(path)!r} has mode {mode:04o}, so other users can reach it; "
-                f"run: chmod 700 {path}"
+                f"run: chmod 700 {shlex.quote(str(path))}"
             )
         return cls(path, _take_lock(path))
 
@@ -69,21 +71,35 @@ def read_token_file(path: Path) -> str:
     """Return the token in `path`, without white space around it.
 
     Raises:
-        TokenFileError: missing, empty, or readable by other users.
+        TokenFileError: missing, empty, readable by other users, or not a token.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise TokenFileError(
                 f"token file {str(path)!r} has mode {mode:04o}, so other users can read it; "
-                f"run: chmod 600 {path}"
+                f"run: chmod 600 {shlex.quote(str(path))}"
             )
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenFileError(f"token file {str(path)!r} cannot be read ({error})") from error
+        # Bytes that are no text are refused below, without a message that quotes any of them.
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TokenFileError(
+            f"token file {str(path)!r} cannot be read ({reason}); name a file that holds the token"
+        ) from error
     if not token:
         raise TokenFileError(f"token file {str(path)!r} is empty; write a token into it")
+    if not is_sendable(token):
+        raise TokenFileError(
+            f"token file {str(path)!r} holds more than one line of plain ASCII; write a token "
+            f"such as the output of `openssl rand -hex 32` into it"
+        )
     return token
+
+
+def is_sendable(token: str) -> bool:
+    """Tell whether a client can send `token`: one line of plain ASCII, no white space around."""
+    return bool(token) and token.isascii() and token.isprintable() and token.strip() == token
 
 
 def _take_lock(path: Path) -> int:
@@ -101,8 +117,15 @@ def _take_lock(path: Path) -> int:
         holder = _describe_holder(descriptor)
         os.close(descriptor)
         raise DataDirectoryInUseError(str(path), holder) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"pid": os.getpid()}).encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"pid": os.getpid()}).encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise DataDirectoryError(
+            f"data directory {str(path)!r} cannot be written ({error.strerror}); free space on "
+            f"its disk"
+        ) from error
     return descriptor
 
 

@@ -1,11 +1,13 @@
 """Owns which Worker stream gets which task: streams, queues, exclusions and Attribute locks.
 
-Pure bookkeeping in memory. It does not know what a task contains, nor whether its hand-out is
+Pure bookkeeping in memory; its times are instants that grow even while the engine's clock is
+made to stand still, for its pauses are about other processes. It does not know what a task contains, nor whether its hand-out is
 durable; it starts empty after a restart, and Workers and queued Steps are told to it anew.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +15,11 @@ from enum import Enum
 
 _FIRST_DECLINE_PAUSE = 0.005
 _LONGEST_DECLINE_PAUSE = 1.0
+# How long a stream that its Worker may be about to close is left alone. Closing takes the Worker
+# a few milliseconds; a task sent meanwhile would come back undelivered.
+_RETIREMENT_PAUSE = 0.02
+# A task that has been out longer than this is a long one: its stream is not expected back soon.
+_LONG_TASK = 0.004
 
 
 class StreamPhase(Enum):
@@ -64,13 +71,18 @@ class WorkerStream:
     worker: WorkerState
     phase: StreamPhase = StreamPhase.HELD
     task: Task | None = None
-    is_spare: bool = False
+    handed_out_at: float = 0.0
+    usable_at: float = 0.0
     last_frame_at: float = 0.0
 
 
 @dataclass(eq=False)
 class WorkerState:
-    """One Worker process, known by its app_worker_id while it has a stream."""
+    """One Worker process, known by its app_worker_id while it has a stream.
+
+    Attributes:
+        idle_targets: by queue, how many idle streams the Worker keeps; it closes others.
+    """
 
     worker_id: str
     flow_types: frozenset[str]
@@ -78,6 +90,8 @@ class WorkerState:
     declined_until: dict[bool, float] = field(default_factory=dict)
     decline_pause: float = _FIRST_DECLINE_PAUSE
     running: int = 0
+    served: int = 0
+    idle_targets: dict[str, int] = field(default_factory=dict)
 
     def serves(self, task: Task, now: float) -> bool:
         """Tell whether the task may be offered to this Worker now."""
@@ -87,24 +101,67 @@ class WorkerState:
             and self.declined_until.get(task.is_rpc, 0.0) <= now
         )
 
-    def free_stream(self, flow_type: str) -> WorkerStream | None:
-        """Return the stream that can best take a task of `flow_type` now."""
-        best: WorkerStream | None = None
+    def free_stream(self, flow_type: str, now: float) -> WorkerStream | None:
+        """Return a stream that can take a task of `flow_type` now, an acknowledged one first."""
+        held: WorkerStream | None = None
         for stream in self.streams.values():
-            if stream.queue in (flow_type, self.worker_id) and (
-                best is None or _rank(stream) < _rank(best)
-            ):
-                best = stream
-        return None if best is None or _rank(best) == _UNUSABLE else best
+            if stream.queue not in (flow_type, self.worker_id):
+                continue
+            if stream.phase is StreamPhase.IDLE and stream.usable_at <= now:
+                return stream
+            if stream.phase is StreamPhase.HELD:
+                held = held or stream
+        return held if self.is_occupied(now) else None
 
+    def is_occupied(self, now: float) -> bool:
+        """Tell whether the streams in use are taken by long tasks, so that a spare is worth it.
 
-_UNUSABLE = 9
+        Short tasks run fastest one after the other on the same stream: taking a spare into use
+        for them only makes the Worker open another one and close it again.
+        """
+        long = recent = 0
+        for stream in self.streams.values():
+            if stream.phase is StreamPhase.BUSY:
+                if stream.handed_out_at + _LONG_TASK <= now:
+                    long += 1
+                else:
+                    recent += 1
+        return 0 < long and recent <= long
 
+    def moments(self) -> Iterator[float]:
+        """Yield when this Worker may take a task that it could not take before, unix seconds."""
+        yield from self.declined_until.values()
+        has_spare = any(stream.phase is StreamPhase.HELD for stream in self.streams.values())
+        for stream in self.streams.values():
+            yield stream.usable_at
+            if has_spare and stream.phase is StreamPhase.BUSY:
+                yield stream.handed_out_at + _LONG_TASK
 
-def _rank(stream: WorkerStream) -> int:
-    if stream.phase is StreamPhase.IDLE:
-        return 2 if stream.is_spare else 0
-    return 1 if stream.phase is StreamPhase.HELD else _UNUSABLE
+    def learn_idle_target(self, queue: str) -> None:
+        """Before its first task, the idle streams a Worker opens are those it keeps."""
+        if self.served == 0:
+            count = sum(stream.queue == queue for stream in self.streams.values())
+            self.idle_targets[queue] = max(count, self.idle_targets.get(queue, 1))
+
+    def may_retire(self, stream: WorkerStream, now: float) -> bool:
+        """Tell whether the Worker has enough other idle streams to close this one.
+
+        A stream that was handed a task a moment ago may have looked idle to the Worker when it
+        decided.
+        """
+        idle = sum(
+            other is not stream
+            and other.queue == stream.queue
+            and (
+                other.phase is StreamPhase.IDLE
+                or (
+                    other.phase is StreamPhase.BUSY
+                    and other.handed_out_at > now - _RETIREMENT_PAUSE
+                )
+            )
+            for other in self.streams.values()
+        )
+        return idle >= self.idle_targets.get(stream.queue, 1)
 
 
 @dataclass
@@ -139,6 +196,7 @@ class Dispatcher:
         worker.flow_types = types
         stream = WorkerStream(stream_id, queue, worker, last_frame_at=now)
         worker.streams[stream_id] = stream
+        worker.learn_idle_target(queue)
         self._acknowledge_one(worker, queue)
         return stream
 
@@ -188,30 +246,30 @@ class Dispatcher:
             if not queue.rpcs and not queue.steps:
                 del self._queues[flow_type]
 
-    def hand_out(self, task: Task, stream: WorkerStream, task_id: str) -> None:
+    def hand_out(self, task: Task, stream: WorkerStream, task_id: str, now: float) -> None:
         """Note that `task` goes out on `stream`; its locks are held from now on."""
         if stream.phase is StreamPhase.HELD:
             self._register(stream)
         stream.phase = StreamPhase.BUSY
         stream.task = task
+        stream.handed_out_at = now
         stream.worker.running += 1
+        stream.worker.served += 1
         task.task_id = task_id
         task.stream = stream
         self._out[task_id] = task
         for key in task.locks:
             self._locks[task.run_key, key] = task
 
-    def finish(self, stream: WorkerStream) -> None:
+    def finish(self, stream: WorkerStream, now: float) -> None:
         """Note that the Worker has ended its task and that the stream is free again."""
         task = stream.task
         if task is not None:
             self._end(task)
         worker = stream.worker
-        stream.is_spare = any(
-            other.phase is StreamPhase.IDLE and other.queue == stream.queue
-            for other in worker.streams.values()
-        )
         stream.phase = StreamPhase.IDLE
+        if worker.may_retire(stream, now):
+            stream.usable_at = now + _RETIREMENT_PAUSE
         worker.declined_until.clear()
         worker.decline_pause = _FIRST_DECLINE_PAUSE
 
@@ -227,6 +285,27 @@ class Dispatcher:
         worker.decline_pause = min(worker.decline_pause * 2, _LONGEST_DECLINE_PAUSE)
         return task
 
+    def doubt(self, worker: WorkerState) -> list[WorkerStream]:
+        """Set the Worker's free streams aside until `trust`; return them, to be asked for a sign.
+
+        One of its streams broke. If the Worker died, the others are dead too, and a task sent on
+        one of them would count as an attempt.
+        """
+        doubted = []
+        for stream in worker.streams.values():
+            if stream.phase is StreamPhase.HELD:
+                self._register(stream)
+                stream.phase = StreamPhase.IDLE
+            if stream.phase is StreamPhase.IDLE:
+                stream.usable_at = math.inf
+                doubted.append(stream)
+        return doubted
+
+    def trust(self, stream: WorkerStream) -> None:
+        """Use a stream again: its Worker has shown that it lives."""
+        if stream.usable_at == math.inf:
+            stream.usable_at = 0.0
+
     def task_out(self, task_id: str) -> Task | None:
         """Return the task of a hand-out that has not ended."""
         return self._out.get(task_id)
@@ -240,14 +319,14 @@ class Dispatcher:
         return next((key for key in keys if (run_key, key) in self._locks), None)
 
     def next_retry(self, now: float) -> float | None:
-        """Return when a Worker that declined may be asked again, unix seconds."""
+        """Return when a queued task may find a Worker that it does not find now, unix seconds."""
         if not self._queues:
             return None
         moments = [
-            until
+            moment
             for worker in self._workers.values()
-            for until in worker.declined_until.values()
-            if until > now
+            for moment in worker.moments()
+            if now < moment < math.inf
         ]
         return min(moments, default=None)
 
@@ -287,7 +366,7 @@ class Dispatcher:
             key=lambda worker: (worker.running, worker is not preferred),
         )
         for worker in candidates:
-            stream = worker.free_stream(task.flow_type)
+            stream = worker.free_stream(task.flow_type, now)
             if stream is not None:
                 return stream
         return None

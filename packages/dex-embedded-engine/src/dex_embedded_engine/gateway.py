@@ -72,6 +72,7 @@ class Gateway:
         self._waiters: dict[tuple[str, ...], set[asyncio.Event]] = {}
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
+        self._retry_is_planned = False
         self._failure: EngineFailure | None = None
         self._stopping = False
 
@@ -167,7 +168,9 @@ class Gateway:
         if self._stopping:
             raise _unavailable("the engine is stopping; try again when it runs again")
 
-    def _deliver(self, outputs: list[Output], next_due: float | None) -> None:
+    def _deliver(
+        self, outputs: list[Output], next_due: float | None, next_retry: float | None
+    ) -> None:
         for output in outputs:
             if isinstance(output, ToStream):
                 connection = self._streams.get(output.stream_id)
@@ -181,6 +184,10 @@ class Gateway:
                 for waiter in self._waiters.get(output.topic, ()):
                     waiter.set()
         self._plan_tick(next_due)
+        if next_retry is not None and not self._retry_is_planned and not self._stopping:
+            self._retry_is_planned = True
+            pause = max(0.0, next_retry - self._clock.instant())
+            asyncio.get_running_loop().call_later(pause, self._retry)
 
     def _finish(self, call_id: int, outcome: Message | ServiceError) -> None:
         future = self._calls.get(call_id)
@@ -200,6 +207,11 @@ class Gateway:
         self._timer_at = next_due
         if next_due is not None and not self._stopping:
             self._timer = self._clock.call_at(next_due, self._tick)
+
+    def _retry(self) -> None:
+        self._retry_is_planned = False
+        if not self._stopping and self._failure is None:
+            self._thread.post(Tick())
 
     def _tick(self) -> None:
         self._timer = None

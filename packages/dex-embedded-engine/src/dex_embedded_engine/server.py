@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import sqlite3
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -13,15 +17,17 @@ from dex.dexpb import dex_pb2_grpc
 
 from dex_embedded_engine.address import Address, parse_address, require_free
 from dex_embedded_engine.clock import Clock, SystemClock
-from dex_embedded_engine.data_directory import DataDirectory
+from dex_embedded_engine.data_directory import DataDirectory, is_sendable
 from dex_embedded_engine.errors import AddressError, EngineFailure, EngineUsageError
 from dex_embedded_engine.failpoints import Failpoints
 from dex_embedded_engine.gateway import Gateway
 from dex_embedded_engine.kernel.core import Kernel
 from dex_embedded_engine.services.authentication import TokenInterceptor
+from dex_embedded_engine.services.decoding import DecodingInterceptor
 from dex_embedded_engine.services.flow_service import FlowService
 from dex_embedded_engine.services.worker_task_service import WorkerTaskService
 from dex_embedded_engine.settings import Durability, EngineSettings
+from dex_embedded_engine.storage.connection import storage_failure
 from dex_embedded_engine.storage.stores import Stores
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,7 +48,8 @@ class EmbeddedEngine:
         clock: where it takes the time from.
 
     Raises:
-        EngineUsageError: on entering, when it cannot start as asked; nothing is left behind.
+        EngineUsageError: when it cannot start as asked; nothing is left behind.
+        EngineFailure: on entering, when the database is damaged.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class EmbeddedEngine:
         self._data_dir = Path(data_dir)
         self._wanted = parse_address(address)
         self._durability = _parse_durability(durability)
-        self._token = token
+        self._token = _check_token(token)
         self._settings = settings or EngineSettings()
         self._clock = clock or SystemClock()
         self._failpoints = failpoints
@@ -69,6 +76,7 @@ class EmbeddedEngine:
         self._gateway: Gateway | None = None
         self._server: grpc.aio.Server | None = None
         self._failed: asyncio.Future[EngineFailure] | None = None
+        self._has_started = False
 
     @property
     def address(self) -> str:
@@ -76,19 +84,26 @@ class EmbeddedEngine:
         return self._address
 
     async def __aenter__(self) -> EmbeddedEngine:
-        if self._server is not None:
+        if self._has_started:
             raise EngineUsageError("this engine has been started before; make a new one")
         if token_is_needed(self._wanted, self._token):
             raise AddressError(
                 f"address {self._wanted.target()!r} can be reached from other machines; give a "
                 f"token or bind to 127.0.0.1"
             )
+        self._has_started = True
         self._failed = asyncio.get_running_loop().create_future()
+        opening = asyncio.create_task(asyncio.to_thread(self._open))
         try:
-            await asyncio.to_thread(self._open)
+            await asyncio.shield(opening)
             await self._serve()
-        except BaseException:
+        except BaseException as error:
+            # Cancelled or not, what the thread opens has to be closed again.
+            await asyncio.gather(opening, return_exceptions=True)
             await self._close()
+            self._has_started = False
+            if isinstance(error, sqlite3.Error):
+                raise storage_failure(error) from error
             raise
         return self
 
@@ -114,32 +129,40 @@ class EmbeddedEngine:
     async def _serve(self) -> None:
         assert self._stores is not None
         kernel = Kernel(self._stores, self._settings, lambda: str(uuid.uuid4()), self._failpoints)
-        self._gateway = Gateway(kernel, self._clock, self._note_failure)
-        limit = self._settings.receive_limit
+        gateway = Gateway(kernel, self._clock, self._note_failure)
+        decoding = DecodingInterceptor()
         self._server = grpc.aio.server(
-            interceptors=() if self._token is None else (TokenInterceptor(self._token),),
+            interceptors=(
+                (decoding,) if self._token is None else (TokenInterceptor(self._token), decoding)
+            ),
             options=(
-                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_receive_message_length", self._settings.receive_limit),
                 ("grpc.so_reuseport", 0),
             ),
         )
         dex_pb2_grpc.add_FlowServiceServicer_to_server(
-            FlowService(self._gateway, self._settings), self._server
+            FlowService(gateway, self._settings), self._server
         )
         dex_pb2_grpc.add_WorkerTaskServiceServicer_to_server(
-            WorkerTaskService(self._gateway), self._server
+            WorkerTaskService(gateway), self._server
         )
-        try:
-            port = self._server.add_insecure_port(self._wanted.target())
-        except RuntimeError as error:
-            raise AddressError(
-                f"address {self._wanted.target()!r} cannot be bound; choose another"
-            ) from error
-        self._gateway.start()
+        port = self._bind(self._server)
+        # From here on there is a thread to be stopped.
+        gateway.start()
+        self._gateway = gateway
         await self._server.start()
         if self._wanted.path is not None:
             self._wanted.path.chmod(0o600)
         self._address = self._wanted.target(port)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        try:
+            with _private_files() if self._wanted.path else contextlib.nullcontext():
+                return server.add_insecure_port(self._wanted.target())
+        except RuntimeError as error:
+            raise AddressError(
+                f"address {self._wanted.target()!r} cannot be bound; choose another"
+            ) from error
 
     def _note_failure(self, failure: EngineFailure) -> None:
         if self._failed is not None and not self._failed.done():
@@ -147,19 +170,22 @@ class EmbeddedEngine:
 
     async def _close(self) -> None:
         gateway, self._gateway = self._gateway, None
-        if gateway is not None:
-            await gateway.stop()
-        if self._server is not None:
-            await self._server.stop(self._settings.shutdown_grace)
+        server, self._server = self._server, None
         stores, self._stores = self._stores, None
-        if stores is not None:
-            failed = self._failed is not None and self._failed.done()
-            await asyncio.to_thread(stores.abandon if failed else stores.close)
         directory, self._directory = self._directory, None
-        if directory is not None:
-            directory.close()
-        if self._wanted.path is not None and self._address:
-            self._wanted.path.unlink(missing_ok=True)
+        try:
+            if gateway is not None:
+                await gateway.stop()
+            if server is not None:
+                await server.stop(self._settings.shutdown_grace)
+            if stores is not None:
+                failed = self._failed is not None and self._failed.done()
+                await asyncio.to_thread(stores.abandon if failed else stores.close)
+        finally:
+            if directory is not None:
+                directory.close()
+            if self._wanted.path is not None and self._address:
+                self._wanted.path.unlink(missing_ok=True)
 
 
 def token_is_needed(address: Address, token: str | None) -> bool:
@@ -173,3 +199,23 @@ def _parse_durability(durability: str | Durability) -> Durability:
     except ValueError as error:
         choices = ", ".join(repr(each.value) for each in Durability)
         raise EngineUsageError(f"durability {durability!r} is not one of {choices}") from error
+
+
+def _check_token(token: str | None) -> str | None:
+    """Return `token`; the refusal does not quote it."""
+    if token is not None and not is_sendable(token):
+        raise EngineUsageError(
+            "the token is empty or not one line of plain ASCII; give one such as "
+            "`secrets.token_hex(32)`, or None for none"
+        )
+    return token
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Let nobody else connect to a socket in the moment before its mode is set."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,7 @@ class ProgramProcess:
         self._process: Process | None = None
         self._errors: list[str] = []
         self._reader: asyncio.Task[None] | None = None
+        self._early: deque[str] = deque()
         self.ready: dict[str, Any] = {}
 
     @property
@@ -68,18 +70,24 @@ class ProgramProcess:
         )
         assert self._process.stderr is not None
         self._reader = asyncio.create_task(self._read_errors(self._process.stderr))
-        line = await self.read_line()
-        if not line:
-            code = await self.wait()
-            raise EngineFailure(
-                f"program {self._arguments!r} ended with code {code} before it was ready: "
-                f"{self.errors}"
-            )
+        early = []
+        while not (line := await self._read_output()).startswith("{"):
+            early.append(line)
+            if not line:
+                code = await self.wait()
+                raise EngineFailure(
+                    f"program {self._arguments!r} ended with code {code} before it was ready: "
+                    f"{self.errors}"
+                )
+        self._early.extend(early)
         self.ready = json.loads(line)
         return self.ready
 
     async def read_line(self) -> str:
-        """Return the next line of the program's output, without its end; empty at the end."""
+        """Return the next line of output but the ready one, without its end; empty at the end."""
+        return self._early.popleft() if self._early else await self._read_output()
+
+    async def _read_output(self) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), _READY_TIMEOUT)

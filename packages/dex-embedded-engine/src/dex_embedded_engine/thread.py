@@ -25,8 +25,8 @@ class KernelThread:
     """Runs a kernel on a thread of its own.
 
     Args:
-        deliver: called on the event loop with a batch's outputs and the next moment something
-            is due, unix seconds.
+        deliver: called on the event loop with a batch's outputs, the next moment something is
+            due, unix seconds, and the next instant at which a Worker may be asked again.
         fail: called on the event loop once, when the kernel can go on no longer.
     """
 
@@ -34,7 +34,7 @@ class KernelThread:
         self,
         kernel: Kernel,
         clock: Clock,
-        deliver: Callable[[list[Output], float | None], None],
+        deliver: Callable[[list[Output], float | None, float | None], None],
         fail: Callable[[EngineFailure], None],
     ) -> None:
         self._kernel = kernel
@@ -67,7 +67,10 @@ class KernelThread:
                 continue
             try:
                 outputs = self._kernel.process(
-                    batch, self._clock.now(), synced=any(map(_needs_sync, batch))
+                    batch,
+                    self._clock.now(),
+                    instant=self._clock.instant(),
+                    synced=any(map(_needs_sync, batch)),
                 )
             except EngineFailure as failure:
                 self._report(failure)
@@ -77,7 +80,7 @@ class KernelThread:
                 _LOGGER.exception("the engine's kernel failed")
                 self._report(EngineFailure(f"the engine failed: {type(bug).__name__}: {bug}"))
                 return
-            self._send(self._deliver, outputs, self._kernel.next_due())
+            self._send(self._deliver, outputs, self._kernel.next_due(), self._kernel.next_retry())
 
     def _next_batch(self) -> tuple[list[Event], bool]:
         batch: list[Event] = []

@@ -69,7 +69,7 @@ class Work(Step[str]):
         flows.note(f"work {context.flow_id} {context.attempt}")
         beaten = context.get_last_heartbeat_value(int) or 0
         await context.heartbeat(beaten + 1)
-        flows.note(f"beat {context.flow_id} {beaten + 1}")
+        flows.beats.write(context, beaten + 1)
         await gate(input)
         return graceful_complete([context.attempt, beaten])
 
@@ -77,6 +77,9 @@ class Work(Step[str]):
 class Job(Flow[str]):
     def get_steps(self) -> StepList[str]:
         return StepList.start_step(Work())
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(flows.beats)
 
 
 class Once(flows.Once):
@@ -105,4 +108,5 @@ def make_flows() -> list[Flow[Any]]:
         flows.Haul(),
         Job(),
         SingleAttempt(),
+        flows.Flaky(),
     ]

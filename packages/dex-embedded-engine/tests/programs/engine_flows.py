@@ -157,6 +157,11 @@ class Desk(Flow[None]):
         counter.set(context, value)
         return RPCResult(value)
 
+    @rpc(load_attribute_maps=(notes,))
+    def mark(self, context: Context, input: str) -> RPCResult[None]:
+        notes.set(context, input, f"{notes.get(context, input) or ''}x")
+        return RPCResult(None)
+
     @rpc
     def read(self, context: Context) -> RPCResult[int]:
         return RPCResult(counter.get(context) or 0)
@@ -265,8 +270,11 @@ class Haul(Flow[str]):
 # --- Workers that die --------------------------------------------------------------------------
 
 
+beats = Stream("beats", int, 1_000_000)
+
+
 class Work(Step[str]):
-    """Notes its attempt, then waits for the gate that its input names."""
+    """Sends a heartbeat, then waits at the gate that its input names."""
 
     def get_step_options(self) -> StepOptions:
         return StepOptions(execute_retry=RetryPolicy(maximum_attempts=3))
@@ -275,7 +283,7 @@ class Work(Step[str]):
         note(f"work {context.flow_id} {context.attempt}")
         beaten = context.get_last_heartbeat_value(int) or 0
         yield heartbeat(beaten + 1)
-        note(f"beat {context.flow_id} {beaten + 1}")
+        yield beats.write(context, beaten + 1)
         gate(input)
         return graceful_complete([context.attempt, beaten])
 
@@ -307,6 +315,9 @@ class Job(Flow[str]):
     def get_steps(self) -> StepList[str]:
         return StepList.start_step(Work())
 
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(beats)
+
 
 class SingleAttempt(Flow[str]):
     """One long Step with a single attempt and a recovery Step."""
@@ -315,6 +326,33 @@ class SingleAttempt(Flow[str]):
         return StepList.start_step(Once()).other_steps(Recover())
 
 
+class Stumble(Step[str]):
+    """Fails on its first attempt."""
+
+    def execute(self, context: Context, input: str) -> StepDecision:
+        note(f"stumble {context.flow_id} {context.attempt}")
+        if context.attempt == 1:
+            raise LookupError("not yet")
+        return graceful_complete(context.attempt)
+
+
+class Flaky(Flow[str]):
+    """Needs two attempts."""
+
+    def get_steps(self) -> StepList[str]:
+        return StepList.start_step(Stumble())
+
+
 def make_flows() -> list[Flow[Any]]:
     """Make one instance of every Flow."""
-    return [Sequence(), Parallel(), Desk(), Nap(), Talk(), Haul(), Job(), SingleAttempt()]
+    return [
+        Sequence(),
+        Parallel(),
+        Desk(),
+        Nap(),
+        Talk(),
+        Haul(),
+        Job(),
+        SingleAttempt(),
+        Flaky(),
+    ]

@@ -1,6 +1,7 @@
 """A Worker process: prints one JSON line when every queue is registered, stops on SIGTERM.
 
-Arguments: sync|async, the engine's address, the folder of the blob cache.
+Arguments: sync|async, the engine's address, the folder of the blob cache, the number of tasks
+it runs at once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ READY_TIMEOUT = 30
 
 
 def main() -> None:
-    mode, address, folder = sys.argv[1:4]
+    mode, address, folder, slots = sys.argv[1:5]
     cache = open_blob_cache(BlobCacheConfig(folder, 64 * 1024 * 1024))
-    options = WorkerOptions(server_address=address, pull=PullWorkerOptions(max_concurrent_tasks=16))
+    options = WorkerOptions(
+        server_address=address, pull=PullWorkerOptions(max_concurrent_tasks=int(slots))
+    )
     if mode == "async":
         asyncio.run(serve_async(cache, options))
     else:

@@ -75,6 +75,7 @@ class Kernel:
         self.settings = settings
         self.new_id = new_id
         self.now = 0.0
+        self.instant = 0.0
         self.dispatcher = Dispatcher(self._acknowledge)
         self.requests = RequestBuilder(stores.attributes, stores.payloads, settings.frame_budget)
         self.outputs: list[Output] = []
@@ -93,22 +94,33 @@ class Kernel:
         self._pushed: dict[int, float] = {}
         self._unrecovered: list[int] = stores.runs.keys_with_work()
 
-    def process(self, batch: Sequence[Event], now: float, *, synced: bool = True) -> list[Output]:
+    def process(
+        self,
+        batch: Sequence[Event],
+        now: float,
+        *,
+        instant: float | None = None,
+        synced: bool = True,
+    ) -> list[Output]:
         """Apply `batch` in one transaction and return what may now leave the engine.
 
         Args:
             now: unix seconds.
+            instant: seconds that grow even while `now` stands still; None takes `now`.
             synced: whether anything in it is acknowledged or handed out by its outputs.
 
         Raises:
             EngineFailure: the database failed; the engine must stop.
         """
         self.now = max(self.now, now)
+        self.instant = max(self.instant, now if instant is None else instant)
         self.outputs = []
         self.points = set()
         self._scrub = False
         due = self.next_due()
         is_due = bool(self._unrecovered) or (due is not None and due <= self.now)
+        retry = self.next_retry()
+        is_due = is_due or (retry is not None and retry <= self.instant)
         self.stores.begin(synced=synced or is_due)
         try:
             self._recover()
@@ -126,15 +138,11 @@ class Kernel:
 
     def next_due(self) -> float | None:
         """Return when `process` should be called next even if nothing happens, unix seconds."""
-        moments = [
-            moment
-            for moment in (
-                self._wakes[0][0] if self._wakes else None,
-                self.dispatcher.next_retry(self.now),
-            )
-            if moment is not None
-        ]
-        return min(moments, default=None)
+        return self._wakes[0][0] if self._wakes else None
+
+    def next_retry(self) -> float | None:
+        """Return the instant at which a queued task may find a Worker that it does not find now."""
+        return self.dispatcher.next_retry(self.instant)
 
     def find_run(self, flow_id: str, run_id: str = "") -> Run:
         """Return the named run, or the Flow's latest.
@@ -255,7 +263,7 @@ class Kernel:
         while progress:
             self._publish_changes()
             progress = False
-            for task, stream in self.dispatcher.pairs(self.now):
+            for task, stream in self.dispatcher.pairs(self.instant):
                 self.workers.hand_out(task, stream)
                 progress = True
 

@@ -78,14 +78,12 @@ def get_history_events(
     """Return a page of the run's journal."""
     if not request.flow_id:
         raise invalid_argument("GetHistoryEvents needs a flow_id")
-    if request.start_internal_event_id < 0 or request.estimate_page_size < 0:
-        raise invalid_argument("GetHistoryEvents has a negative start or page size")
+    if min(request.start_internal_event_id, request.estimate_page_size, request.run_attempt) < 0:
+        raise invalid_argument("GetHistoryEvents has a negative start, page size or run attempt")
     run = kernel.find_run(request.flow_id, request.run_id)
     first = max(1, request.start_internal_event_id)
     if request.next_page_token:
-        if not request.next_page_token.isdigit():
-            raise invalid_argument("next_page_token was not given out by this engine")
-        first = int(request.next_page_token)
+        first = _event_id(request.next_page_token, run)
     wanted = min(request.estimate_page_size or _DEFAULT_PAGE, _LARGEST_PAGE)
     answer = pb.GetHistoryEventsResponse(next_internal_event_id=first)
     budget = _PAGE_BYTES
@@ -104,6 +102,15 @@ def get_history_events(
     if answer.next_internal_event_id <= run.event_count:
         answer.next_page_token = str(answer.next_internal_event_id).encode()
     return answer
+
+
+def _event_id(token: bytes, run: Run) -> int:
+    plain = token.isdigit() and len(token) < 19
+    if not plain or not 1 <= int(token) <= run.event_count:
+        raise invalid_argument(
+            f"next_page_token {token!r} was not given out for this run; start without one"
+        )
+    return int(token)
 
 
 def _restore_input(kernel: Kernel, run: Run, entry: JournalEntry) -> None:

@@ -74,7 +74,7 @@ class RpcOperations:
         asked = task.request.timeout_seconds
         limit = kernel.settings.rpc_timeout
         task.deadline = kernel.now + (min(asked, limit) if asked > 0 else limit)
-        kernel.dispatcher.hand_out(task, stream, kernel.new_id())
+        kernel.dispatcher.hand_out(task, stream, kernel.new_id(), kernel.instant)
         frame = pb.PollWorkerTask(task_id=task.task_id, deadline=timestamp(task.deadline))
         frame.rpc.CopyFrom(kernel.requests.rpc(run, task.request))
         kernel.send(stream, pb.PollWorkerTaskResponse(task=frame))

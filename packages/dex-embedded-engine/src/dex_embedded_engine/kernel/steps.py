@@ -55,7 +55,7 @@ class StepOperations:
         task.last_frame_at = kernel.now
         task.deadline = kernel.now + method_timeout(execution, kernel.settings)
         task.heartbeat_timeout = heartbeat_timeout(execution, kernel.settings)
-        kernel.dispatcher.hand_out(task, stream, execution.task_id)
+        kernel.dispatcher.hand_out(task, stream, execution.task_id, kernel.instant)
         kernel.points.add("hand_out")
         kernel.send(stream, self._frame(run, execution, task))
         kernel.watch(task, task.expires_at())

@@ -43,6 +43,7 @@ class WorkerOperations:
             stream = self._streams.get(event.stream_id)
             if stream is not None:
                 stream.last_frame_at = self._kernel.now
+                self._kernel.dispatcher.trust(stream)
                 self._take_frame(stream, event.frame)
         elif isinstance(event, StreamOpened):
             register = event.register
@@ -95,6 +96,10 @@ class WorkerOperations:
             return
         answered = stream.task is not None and self._has_answered(stream.task)
         task = self._kernel.dispatcher.close_stream(stream)
+        if not event.orderly:
+            for other in self._kernel.dispatcher.doubt(stream.worker):
+                ping = pb.PollWorkerTaskResponse(ping=pb.PollWorkerTaskPing())
+                self._kernel.send(other, ping)
         if task is None:
             return
         if event.orderly and not answered:
@@ -118,7 +123,7 @@ class WorkerOperations:
         elif isinstance(task, RpcTask):
             if output not in ("rpc", "worker_error"):
                 return
-            self._kernel.dispatcher.finish(stream)
+            self._kernel.dispatcher.finish(stream, self._kernel.instant)
             if output == "rpc":
                 self.rpcs.take_result(task, frame.rpc, stream.worker.worker_id)
             else:
@@ -132,7 +137,7 @@ class WorkerOperations:
         output: str | None,
     ) -> None:
         if output == "worker_error":
-            self._kernel.dispatcher.finish(stream)
+            self._kernel.dispatcher.finish(stream, self._kernel.instant)
             self.steps.take_error(task, frame.worker_error)
             return
         if output not in ("wait_for", "execute"):
@@ -141,7 +146,7 @@ class WorkerOperations:
         kind = part.WhichOneof("output")
         if kind == "result":
             # The stream is free whatever becomes of the result: the Worker has ended the task.
-            self._kernel.dispatcher.finish(stream)
+            self._kernel.dispatcher.finish(stream, self._kernel.instant)
             self.steps.take_result(task, part)
         elif kind is not None:
             self.steps.take_progress(task, stream, part)
@@ -151,10 +156,10 @@ class WorkerOperations:
     ) -> None:
         dispatcher = self._kernel.dispatcher
         if reason in _UNKNOWN_NAMES:
-            dispatcher.finish(stream)
+            dispatcher.finish(stream, self._kernel.instant)
             self._hand_back(task, excluded_worker=stream.worker.worker_id)
         else:
-            dispatcher.decline(stream, self._kernel.now)
+            dispatcher.decline(stream, self._kernel.instant)
             self._hand_back(task)
 
     def _hand_back(self, task: Task, *, excluded_worker: str = "") -> None:

@@ -8,6 +8,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from dex_embedded_engine.errors import ServiceError
+from dex_embedded_engine.services.status import refusals_as_status
+
 _REFUSAL = "the bearer token is missing or wrong; give the client the engine's token"
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -44,4 +47,5 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
+    async with refusals_as_status(context):
+        raise ServiceError(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)

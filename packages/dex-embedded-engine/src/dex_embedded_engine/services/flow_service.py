@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ from dex.dexpb import dex_pb2_grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from dex_embedded_engine.errors import invalid_argument
+from dex_embedded_engine.errors import invalid_argument, unimplemented
 from dex_embedded_engine.gateway import Gateway
 from dex_embedded_engine.kernel import flows, reads, streams
 from dex_embedded_engine.kernel.core import Kernel
@@ -162,3 +162,19 @@ def _plain(
     operation: Callable[[Kernel, RequestT], AnswerT], request: RequestT
 ) -> Callable[[Kernel, int], AnswerT]:
     return lambda kernel, _: operation(kernel, request)
+
+
+def _unserved(method: str) -> Callable[[FlowService, Message, _Context], Awaitable[None]]:
+    async def refuse(self: FlowService, request: Message, context: _Context) -> None:
+        async with refusals_as_status(context):
+            raise unimplemented(
+                f"{method} is not served by the embedded engine; use a Dex Server for it"
+            )
+
+    return refuse
+
+
+# The generated base class would answer with a failure of the engine, and log a traceback.
+for _method in pb.DESCRIPTOR.services_by_name["FlowService"].methods:
+    if _method.name not in vars(FlowService):
+        setattr(FlowService, _method.name, _unserved(_method.name))

@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 import grpc
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
+from google.protobuf.message import DecodeError
 
 from dex_embedded_engine.errors import invalid_argument
 from dex_embedded_engine.gateway import Gateway, WorkerConnection
+from dex_embedded_engine.services.decoding import undecodable
 from dex_embedded_engine.services.status import refusals_as_status
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -30,7 +32,7 @@ class WorkerTaskService(dex_pb2_grpc.WorkerTaskServiceServicer):
     async def PollWorkerTask(self, request_iterator: object, context: _Context) -> None:
         """Serve one stream of one Worker until either side ends it."""
         async with refusals_as_status(context):
-            first = await context.read()
+            first = await _next_frame(context)
             if first is grpc.aio.EOF:
                 return
             _check_register(first)
@@ -69,8 +71,15 @@ async def _write(connection: WorkerConnection, context: _Context) -> None:
 
 
 async def _read(connection: WorkerConnection, context: _Context) -> None:
-    while (frame := await context.read()) is not grpc.aio.EOF:
+    while (frame := await _next_frame(context)) is not grpc.aio.EOF:
         connection.take(frame)
+
+
+async def _next_frame(context: _Context) -> Any:
+    try:
+        return await context.read()
+    except DecodeError as error:
+        raise undecodable("a frame of PollWorkerTask") from error
 
 
 def _check_register(first: pb.PollWorkerTaskRequest) -> None:
@@ -82,7 +91,10 @@ def _check_register(first: pb.PollWorkerTaskRequest) -> None:
             f"app_worker_id {register.app_worker_id!r} must be 1 to 63 ASCII letters, digits, "
             f"dots, underscores or hyphens"
         )
+    if not all(register.flow_types):
+        raise invalid_argument("the register frame has an empty Flow type; give it a name")
     if register.queue != register.app_worker_id and register.queue not in register.flow_types:
         raise invalid_argument(
-            f"queue {register.queue!r} is neither the app_worker_id nor a registered Flow type"
+            f"queue {register.queue!r} is neither the app_worker_id nor a registered Flow type; "
+            f"use one of them"
         )

@@ -36,7 +36,11 @@ class Connection:
             self._sqlite = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, cached_statements=256
             )
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self._sqlite.close()
+                raise
         except sqlite3.DatabaseError as error:
             raise DataDirectoryError(
                 f"{str(path)!r} cannot be opened as an engine database ({error}); "
@@ -69,7 +73,6 @@ class Connection:
         version = self._sqlite.execute("PRAGMA user_version").fetchone()[0]
         scripts = load_migrations()
         if version > len(scripts):
-            self._sqlite.close()
             raise SchemaTooNewError(str(self._path), version, len(scripts))
         self._sqlite.execute("PRAGMA synchronous = FULL")
         for number, script in enumerate(scripts[version:], start=version + 1):
@@ -129,10 +132,18 @@ class Connection:
             )
 
     def close(self) -> None:
-        """Fold the log into the file and close it."""
-        self.roll_back()
-        self._sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._sqlite.close()
+        """Fold the log into the file and close it.
+
+        Raises:
+            EngineFailure: the disk is full or failing; what was committed is in the log.
+        """
+        try:
+            self.roll_back()
+            self._sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise storage_failure(error) from error
+        finally:
+            self._sqlite.close()
 
     def abandon(self) -> None:
         """Close without any further write, as after a failure."""
