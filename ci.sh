@@ -96,7 +96,7 @@ check_types() {
 }
 
 run_tests() {
-    PYTHONWARNDEFAULTENCODING=1 run pytest --hypothesis-profile=ci ${selection[@]+"${selection[@]}"}
+    PYTHONWARNDEFAULTENCODING=1 run pytest ${selection[@]+"${selection[@]}"}
 }
 
 # The folder is new every time: uv takes a rebuilt wheel of the same version for the old one.

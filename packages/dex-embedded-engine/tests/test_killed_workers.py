@@ -97,18 +97,20 @@ async def test_a_single_attempt_whose_worker_was_killed_goes_to_its_recovery_ste
 
 @pytest.mark.full
 async def test_a_single_attempt_is_never_entered_twice_whenever_its_worker_is_killed(
-    engine: EmbeddedEngine, start_worker: Any, flow_client: Any, close_gate: Any, ledger: Path
+    folder: Path, start_worker: Any, connect: Any, close_gate: Any, ledger: Path
 ) -> None:
     """The kill comes at the moment of the hand-out: a dying Worker looks like a half-close."""
-    close_gate("once")
-    for number in range(15):
-        worker = await start_worker(engine.address)
-        await flow_client.start("SingleAttempt", f"single-{number}", "once")
-        await worker.kill()
-    survivor = await start_worker(engine.address, echo=True)
-    for _ in range(15):
-        # Each Flow either recovers here, or was never started and is entered here.
-        assert (await survivor.read_line()).startswith(("recover", "once"))
+    gate = close_gate("once")
+    async with EmbeddedEngine(folder / "other") as engine:
+        client = connect(engine.address)
+        for number in range(15):
+            worker = await start_worker(engine.address)
+            await client.start("SingleAttempt", f"single-{number}", "once")
+            await worker.kill()
+        gate.open()
+        await start_worker(engine.address)
+        for number in range(15):
+            await client.result(f"single-{number}")
     entries = [line for line in ledger.read_text().splitlines() if line.startswith("once")]
     assert len(entries) == len(set(entries))
     assert all(entry.endswith(" 1") for entry in entries)
