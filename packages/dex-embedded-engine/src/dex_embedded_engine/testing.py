@@ -108,10 +108,14 @@ class ProgramProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
-    async def wait(self) -> int:
-        """Wait until the program has ended and return its exit code."""
+    async def wait_ended(self) -> int:
+        """Wait, without limit, until the program has ended; return its exit code."""
         assert self._process is not None
-        code = await asyncio.wait_for(self._process.wait(), _END_TIMEOUT)
+        return await self._process.wait()
+
+    async def wait(self) -> int:
+        """Wait until the program has ended and return its exit code, at most 30 seconds."""
+        code = await asyncio.wait_for(self.wait_ended(), _END_TIMEOUT)
         if self._reader is not None:
             await self._reader
         return code
