@@ -99,7 +99,7 @@ def measure_synced_commits(folder: Path) -> list[float]:
 
 async def measure_empty_calls(address: str) -> list[float]:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
         taken = []
         for _ in range(BASELINE_CALLS):
             begin = time.perf_counter()
