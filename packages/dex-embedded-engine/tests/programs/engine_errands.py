@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -31,13 +32,10 @@ class Supervisor:
     def __init__(self, engine: EngineProcess) -> None:
         self.engine = engine
         self.restarts = 0
-        self.failure: EngineFailure | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Supervisor:
-        try:
-            await self.engine.start()
-        except EngineFailure:
+        if not await self._starts():
             await self._restart()
         self._task = asyncio.create_task(self._watch())
         return self
@@ -54,23 +52,35 @@ class Supervisor:
         Channels of one process share their connection to an address, and its pauses after a
         refusal; so this is ready when the next call of any client will go through.
         """
-        if self.failure is not None:
-            raise self.failure
+        assert self._task is not None
         async with grpc.aio.insecure_channel(self.engine.address) as channel:
-            await channel.channel_ready()
+            ready = asyncio.ensure_future(channel.channel_ready())
+            await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                ready.cancel()
+                await self._task
+            await ready
+
+    async def _starts(self) -> bool:
+        """Start the engine; tell whether it was ready before it was killed again."""
+        try:
+            await self.engine.start()
+        except EngineFailure:
+            if await self.engine.wait_ended() != -signal.SIGKILL:
+                raise
+            return False
+        return True
 
     async def _restart(self) -> None:
         self.engine.arm("")
         self.restarts += 1
-        await self.engine.start()
+        while not await self._starts():
+            self.restarts += 1
 
     async def _watch(self) -> None:
-        try:
-            while True:
-                await self.engine.wait_ended()
-                await self._restart()
-        except EngineFailure as failure:
-            self.failure = failure
+        while True:
+            await self.engine.wait_ended()
+            await self._restart()
 
 
 class Errands:
