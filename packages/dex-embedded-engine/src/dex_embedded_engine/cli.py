@@ -64,11 +64,14 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # No abbreviations: `--token SECRET` must not pass for `--token-file`.
     parser = argparse.ArgumentParser(
-        prog="dex-embedded-engine", description="A durable engine for one machine, on SQLite."
+        prog="dex-embedded-engine",
+        description="A durable engine for one machine, on SQLite.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="run an engine until SIGTERM")
+    serve = commands.add_parser("serve", help="run an engine until SIGTERM", allow_abbrev=False)
     serve.add_argument(
         "--data-dir", type=Path, required=True, help="where everything is stored; mode 0700"
     )

@@ -210,6 +210,7 @@ class Dispatcher:
         worker.streams.pop(stream.stream_id, None)
         if not worker.streams:
             self._workers.pop(worker.worker_id, None)
+            self._forgive(worker.worker_id)
         else:
             self._acknowledge_one(worker, stream.queue)
         return task
@@ -330,6 +331,17 @@ class Dispatcher:
         ]
         return min(moments, default=None)
 
+    def may_hand_out(self, since: float, now: float) -> bool:
+        """Tell whether a queued task may go out at `now` that could not at `since`.
+
+        It may also when a Worker that is in doubt shows that it lives.
+        """
+        return bool(self._queues) and any(
+            since < moment <= now or moment == math.inf
+            for worker in self._workers.values()
+            for moment in worker.moments()
+        )
+
     def has_worker(self, flow_type: str) -> bool:
         """Tell whether any connected Worker registers `flow_type`."""
         return any(flow_type in worker.flow_types for worker in self._workers.values())
@@ -341,6 +353,14 @@ class Dispatcher:
                 del self._locks[task.run_key, key]
         for waiter in reversed(self._lock_waiters.pop(task.run_key, [])):
             self.requeue(waiter)
+
+    def _forgive(self, worker_id: str) -> None:
+        """Offer every task to the next Worker of this id: it may be a newer program."""
+        waiting = [task for tasks in self._lock_waiters.values() for task in tasks]
+        for queue in self._queues.values():
+            waiting += [*queue.rpcs, *queue.steps]
+        for task in (*waiting, *self._out.values()):
+            task.excluded.discard(worker_id)
 
     def _pairs_of(
         self, flow_type: str, tasks: deque[Task], now: float

@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 _VALUE = pb.Value.DESCRIPTOR
 _CONCRETE = frozenset({"string_value", "obj_value", "int_value", "bool_value", "null_value"})
 _ENCODINGS = frozenset({"json", "raw"})
+# Values travel alone at most, in an answer that the SDK takes up to 4 MiB.
+LARGEST_VALUE = 4 * 1024 * 1024 - 64 * 1024
 NULL = pb.Value(null_value=0)  # type: ignore[arg-type]  # the stub wants the enum wrapper
 
 
@@ -26,7 +28,7 @@ class InvalidMessageError(ValueError):
 
 
 def check_value(value: pb.Value, where: str) -> None:
-    """Raise `InvalidMessageError` unless `value` is concrete, finite and of a known encoding.
+    """Raise `InvalidMessageError` unless `value` is concrete, finite, encoded and not too big.
 
     Args:
         value: what a client or a Worker sent.
@@ -38,10 +40,17 @@ def check_value(value: pb.Value, where: str) -> None:
             raise InvalidMessageError(
                 f"{where} has encoding {value.obj_value.encoding!r}; use 'json' or 'raw'"
             )
+        if value.ByteSize() > LARGEST_VALUE:
+            raise InvalidMessageError(
+                f"{where} has {value.ByteSize()} bytes; the limit is {LARGEST_VALUE}, so that "
+                f"Workers can load it"
+            )
         return
     if kind == "double_value":
         if not math.isfinite(value.double_value):
-            raise InvalidMessageError(f"{where} is not a finite number")
+            raise InvalidMessageError(
+                f"{where} is {value.double_value}, which is not a finite number; send text instead"
+            )
         return
     if kind is None:
         raise InvalidMessageError(f"{where} has no value; send null_value for nothing")

@@ -113,14 +113,13 @@ class Kernel:
             EngineFailure: the database failed; the engine must stop.
         """
         self.now = max(self.now, now)
-        self.instant = max(self.instant, now if instant is None else instant)
+        since, self.instant = self.instant, max(self.instant, now if instant is None else instant)
         self.outputs = []
         self.points = set()
         self._scrub = False
         due = self.next_due()
         is_due = bool(self._unrecovered) or (due is not None and due <= self.now)
-        retry = self.next_retry()
-        is_due = is_due or (retry is not None and retry <= self.instant)
+        is_due = is_due or self.dispatcher.may_hand_out(since, self.instant)
         self.stores.begin(synced=synced or is_due)
         try:
             self._recover()
@@ -270,6 +269,7 @@ class Kernel:
     def _publish_changes(self) -> None:
         for change in self._changes.values():
             run = change.run
+            change.hide_shown()
             if change.writes:
                 stale = self.stores.attributes.write(
                     run.key, run.sequence, change.writes, run.pins()

@@ -25,6 +25,7 @@ from dex_embedded_engine.values import InvalidMessageError, check_value
 if TYPE_CHECKING:
     from dex_embedded_engine.kernel.core import Kernel
 
+_INDEX_TYPES = frozenset(pb.IndexType.values()) - {pb.INDEX_TYPE_UNSPECIFIED}
 _STOP_TYPES = frozenset({pb.STOP_TYPE_CANCEL, pb.STOP_TYPE_TERMINATE, pb.STOP_TYPE_FAIL})
 
 
@@ -74,7 +75,9 @@ def stop_flow(kernel: Kernel, request: pb.StopFlowRequest) -> Empty:
     """Close an active run at once; no result of it commits afterwards."""
     _require_flow_id(request.flow_id, "StopFlow")
     if request.stop_type not in _STOP_TYPES:
-        raise invalid_argument(f"StopFlow has unknown stop_type {request.stop_type}")
+        raise invalid_argument(
+            f"StopFlow has unknown stop_type {request.stop_type}; use cancel, terminate or fail"
+        )
     run = kernel.find_run(request.flow_id, request.run_id)
     if not run.is_running:
         raise flow_not_exists(request.flow_id, "is not active")
@@ -110,6 +113,7 @@ def flow_result(kernel: Kernel, request: pb.WaitForFlowRequest) -> pb.FlowResult
     if not run.is_running and request.needs_results:
         result.results.extend(run.outputs)
         kernel.stores.payloads.put_back(run.flow_id, result, kernel.settings.frame_budget)
+        kernel.stores.payloads.fit(run.flow_id, result, kernel.settings.frame_budget)
     return result
 
 
@@ -119,8 +123,12 @@ def sync_attribute_indexes(
     """Register the union of all Workers' Attribute indexes; a changed type is refused."""
     known = kernel.stores.registry.indexes()
     for key, kind in request.attribute_indexes.items():
-        if not key or kind not in pb.IndexType.values():
-            raise invalid_argument(f"Attribute index {key!r} has unknown type {kind}")
+        if not key:
+            raise invalid_argument("SyncAttributeIndexes has an empty index key; name the index")
+        if kind not in _INDEX_TYPES:
+            raise invalid_argument(
+                f"Attribute index {key!r} has unknown type {kind}; use one of pb.IndexType"
+            )
         if known.get(key, kind) != kind:
             raise ServiceError(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -150,9 +158,13 @@ def _check_start(request: pb.StartFlowRequest, minimum_heartbeat: float) -> None
         raise invalid_argument("StartFlow needs a request_id")
     options = request.flow_start_options
     if min(request.flow_timeout_seconds, options.flow_start_delay_seconds) < 0:
-        raise invalid_argument("StartFlow has a negative timeout or delay")
+        raise invalid_argument("StartFlow has a negative timeout or delay; use 0 for none")
     if options.id_reuse_policy not in pb.IdReusePolicy.values():
         raise invalid_argument(f"StartFlow has unknown id_reuse_policy {options.id_reuse_policy}")
+    if request.flow_timeout_policy not in pb.FlowTimeoutPolicy.values():
+        raise invalid_argument(
+            f"StartFlow has unknown flow_timeout_policy {request.flow_timeout_policy}"
+        )
     if options.HasField("retry_policy"):
         raise unimplemented("flow retry policies are not served by this engine")
     target = options.flow_config_override.worker_target
@@ -175,11 +187,8 @@ def _check_start_content(request: pb.StartFlowRequest, minimum_heartbeat: float)
         checks.check_step_options(request.step_options, request.start_step_type, minimum_heartbeat)
     elif request.HasField("step_input"):
         raise InvalidMessageError("there is an input but no starting Step")
-    handler = options.timeout_handler_options
-    where = "the timeout handler options"
-    checks.check_heartbeat_timeout(handler.heartbeat_timeout_seconds, where, minimum_heartbeat)
-    checks.check_retry_policy(handler.retry_policy, where)
-    checks.check_lock_keys(handler.lock_attribute_keys, where)
+    checks.check_timeout_handler(options.timeout_handler_options, minimum_heartbeat)
+    checks.check_flow_config(options.flow_config_override)
 
 
 def _require_flow_id(flow_id: str, operation: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dex_embedded_engine.kernel.core import Kernel
 
 _ANSWER_BYTES = 4 * 1024 * 1024 - 64 * 1024
+_ENTRY_BYTES = 64
 _PAGE_BYTES = 1024 * 1024
 _LARGEST_PAGE = 1000
 _DEFAULT_PAGE = 100
@@ -32,7 +33,7 @@ def load_blobs(kernel: Kernel, request: pb.LoadBlobsRequest) -> pb.LoadBlobsResp
         if not entry.flow_id or not is_reference(entry.blob_value):
             raise invalid_argument("LoadBlobs needs a flow_id and a blob reference in each entry")
         blob_id = reference_id(entry.blob_value)
-        size += kernel.stores.payloads.size(entry.flow_id, blob_id) or 0
+        size += (kernel.stores.payloads.size(entry.flow_id, blob_id) or 0) + _ENTRY_BYTES
         if size > _ANSWER_BYTES:
             raise ServiceError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -55,7 +56,9 @@ def get_flow_state(kernel: Kernel, request: pb.GetFlowStateRequest) -> pb.GetFlo
     run = kernel.find_run(request.flow_id, request.run_id)
     answer = pb.GetFlowStateResponse(
         flow_config=run.config,
-        attributes=kernel.stores.attributes.read_everything(run.key, run.flow_id),
+        attributes=kernel.stores.attributes.read_everything(
+            run.key, run.flow_id, with_secrets=False
+        ),
         completed_steps=run.outputs,
         sticky_app_worker_id=run.sticky_worker,
     )
@@ -69,6 +72,7 @@ def get_flow_state(kernel: Kernel, request: pb.GetFlowStateRequest) -> pb.GetFlo
             channel_message(message) for message in messages
         )
     kernel.stores.payloads.put_back(run.flow_id, answer, kernel.settings.frame_budget)
+    kernel.stores.payloads.fit(run.flow_id, answer, _ANSWER_BYTES)
     return answer
 
 
@@ -88,14 +92,14 @@ def get_history_events(
     answer = pb.GetHistoryEventsResponse(next_internal_event_id=first)
     budget = _PAGE_BYTES
     for entry in kernel.stores.runs.events(run.key, first, wanted):
-        if answer.events and budget <= 0:
-            break
         event = entry.event
         event.event_id = entry.event_id
         event.event_time.CopyFrom(timestamp(entry.at))
         event.run_attempt = run.run_attempt
         _restore_input(kernel, run, entry)
-        kernel.stores.payloads.put_back(run.flow_id, event, max(0, budget))
+        kernel.stores.payloads.put_back(run.flow_id, event, _PAGE_BYTES)
+        if answer.events and event.ByteSize() > budget:
+            break
         budget -= event.ByteSize()
         answer.events.append(event)
         answer.next_internal_event_id = entry.event_id + 1

@@ -11,6 +11,10 @@ from dex_embedded_engine.runs import TIMEOUT_HANDLER, Execution, Message, Phase,
 from dex_embedded_engine.storage.attributes import AttributeStore
 from dex_embedded_engine.storage.payloads import PayloadStore
 
+# What the SDK's channels take. A longer frame breaks the stream, and the Worker then keeps away
+# from its queue for a minute.
+LARGEST_FRAME = 4 * 1024 * 1024
+_ROOM = LARGEST_FRAME - 64 * 1024
 _StepRequest = pb.InvokeWaitForMethodRequest | pb.InvokeExecuteMethodRequest
 _AnyRequest = _StepRequest | pb.InvokeWorkerRPCRequest
 
@@ -78,7 +82,13 @@ class RequestBuilder:
         loads: tuple[list[str], list[str], list[str]],
     ) -> None:
         maps, channels, channel_maps = loads
-        request.attributes.extend(self._attributes.read(run.key, run.flow_id, sequence, maps))
+        secrets = self._attributes.read_hard(run.flow_id, maps)
+        hidden = {secret.key for secret in secrets}
+        request.attributes.extend(
+            entry
+            for entry in self._attributes.read(run.key, sequence, maps)
+            if entry.key not in hidden
+        )
         request.loaded_attribute_map_instances.extend(maps)
         request.loaded_channel_names.extend(channels)
         request.loaded_channel_map_instances.extend(channel_maps)
@@ -88,7 +98,12 @@ class RequestBuilder:
                 request.loaded_channel_messages[name].messages.extend(
                     channel_message(message) for message in messages
                 )
-        self._payloads.put_back(run.flow_id, request, self._budget)
+        room = max(0, _ROOM - sum(secret.ByteSize() for secret in secrets))
+        budget = max(0, min(self._budget, room - request.ByteSize()))
+        self._payloads.put_back(run.flow_id, request, budget)
+        self._payloads.fit(run.flow_id, request, room)
+        # Only now: the SDK caches what is referred to on the disk, and secrets must not be there.
+        request.attributes.extend(secrets)
 
 
 def channel_message(message: Message) -> pb.ChannelMessage:

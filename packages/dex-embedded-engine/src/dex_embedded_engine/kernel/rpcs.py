@@ -15,6 +15,7 @@ from dex_embedded_engine.errors import (
     lock_conflict,
     worker_failure,
 )
+from dex_embedded_engine.kernel.requests import LARGEST_FRAME
 from dex_embedded_engine.kernel.steps import clear_hard_writes, hard_writes
 from dex_embedded_engine.kernel.tasks import RpcTask
 from dex_embedded_engine.runs import Run
@@ -74,10 +75,14 @@ class RpcOperations:
         asked = task.request.timeout_seconds
         limit = kernel.settings.rpc_timeout
         task.deadline = kernel.now + (min(asked, limit) if asked > 0 else limit)
-        kernel.dispatcher.hand_out(task, stream, kernel.new_id(), kernel.instant)
-        frame = pb.PollWorkerTask(task_id=task.task_id, deadline=timestamp(task.deadline))
+        frame = pb.PollWorkerTask(task_id=kernel.new_id(), deadline=timestamp(task.deadline))
         frame.rpc.CopyFrom(kernel.requests.rpc(run, task.request))
-        kernel.send(stream, pb.PollWorkerTaskResponse(task=frame))
+        response = pb.PollWorkerTaskResponse(task=frame)
+        if response.ByteSize() > LARGEST_FRAME:
+            self._refuse(task, _too_much(task, response.ByteSize()))
+            return
+        kernel.dispatcher.hand_out(task, stream, frame.task_id, kernel.instant)
+        kernel.send(stream, response)
         kernel.watch(task, task.deadline)
 
     def hand_back(self, task: RpcTask, *, excluded_worker: str = "") -> None:
@@ -131,10 +136,8 @@ class RpcOperations:
 
     def lose(self, task: RpcTask, detail: str) -> None:
         """Refuse the call because its Worker is gone; nothing of it was committed."""
-        self._refuse(
-            task,
-            worker_failure(detail, reason=pb.DISPATCH_TASK_ERROR_REASON_WORKER_DISCONNECTED),
-        )
+        reason = pb.DISPATCH_TASK_ERROR_REASON_WORKER_DISCONNECTED
+        self._abandon(task, worker_failure(detail, reason=reason))
 
     def check(self, task: RpcTask) -> list[float]:
         """Refuse the call if a deadline of it has passed; return when the next one does."""
@@ -149,13 +152,18 @@ class RpcOperations:
             return []
         if task.deadline > kernel.now:
             return [task.deadline]
-        if task.stream is not None:
+        name = task.request.rpc_name
+        self._abandon(task, worker_failure(f"RPC {name!r} exceeded its timeout"))
+        return []
+
+    def _abandon(self, task: RpcTask, refusal: ServiceError) -> None:
+        """Refuse the call; if its handler still runs, it is told, and its locks are free."""
+        kernel = self._kernel
+        if task.call_id is not None and task.stream is not None:
             cancel = pb.PollWorkerTaskCancelTask(task_id=task.task_id)
             kernel.send(task.stream, pb.PollWorkerTaskResponse(cancel_task=cancel))
         kernel.dispatcher.release_locks(task)
-        name = task.request.rpc_name
-        self._refuse(task, worker_failure(f"RPC {name!r} exceeded its timeout"))
-        return []
+        self._refuse(task, refusal)
 
     def _not_taken(self, task: RpcTask) -> ServiceError:
         name = task.request.rpc_name
@@ -209,15 +217,23 @@ class RpcOperations:
             task.call_id = None
 
 
+def _too_much(task: RpcTask, size: int) -> ServiceError:
+    return ServiceError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"RPC {task.request.rpc_name!r} needs {size} bytes in one message to its Worker, which "
+        f"takes {LARGEST_FRAME}; keep less in hard-delete Attributes, and load fewer values",
+    )
+
+
 def _check_request(request: pb.InvokeRPCRequest) -> None:
     if not request.flow_id:
         raise invalid_argument("InvokeRPC needs a flow_id")
     if not request.rpc_name:
         raise invalid_argument("InvokeRPC needs an rpc_name")
     if request.timeout_seconds < 0:
-        raise invalid_argument("InvokeRPC has a negative timeout_seconds")
+        raise invalid_argument("InvokeRPC has a negative timeout_seconds; use 0 for the default")
     try:
         check_value(request.input, "the RPC input")
-        check_lock_keys(request.lock_attribute_keys, "InvokeRPC")
+        check_lock_keys(request.lock_attribute_keys, f"the options of RPC {request.rpc_name!r}")
     except InvalidMessageError as problem:
         raise invalid_argument(str(problem)) from problem

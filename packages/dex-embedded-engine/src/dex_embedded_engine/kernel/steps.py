@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_embedded_engine.dispatch import WorkerStream
 from dex_embedded_engine.kernel.messages import stream_topic
+from dex_embedded_engine.kernel.requests import LARGEST_FRAME
 from dex_embedded_engine.kernel.tasks import StepTask, heartbeat_timeout, method_timeout
 from dex_embedded_engine.runs import Execution, Phase, Run, Standing
 from dex_embedded_engine.storage.streams import StoredMessage
@@ -40,9 +42,11 @@ class StepOperations:
         if execution is None or execution.standing is not Standing.QUEUED:
             return
         change = kernel.change(run)
+        if execution.attempt == 0 or task.locks:
+            # Between attempts the locks were free: an old snapshot would lose others' updates.
+            execution.snapshot = run.sequence
         if execution.attempt == 0:
             execution.first_attempt_at = kernel.now
-            execution.snapshot = run.sequence
         else:
             execution.queued_for += max(0.0, kernel.now - execution.ready_at)
         execution.attempt += 1
@@ -55,9 +59,14 @@ class StepOperations:
         task.last_frame_at = kernel.now
         task.deadline = kernel.now + method_timeout(execution, kernel.settings)
         task.heartbeat_timeout = heartbeat_timeout(execution, kernel.settings)
+        frame = self._frame(run, execution, task)
+        if frame.ByteSize() > LARGEST_FRAME:
+            kernel.points.add("attempt_failed")
+            fail_attempt(change, execution, _too_much(execution, frame), kernel.settings)
+            return
         kernel.dispatcher.hand_out(task, stream, execution.task_id, kernel.instant)
         kernel.points.add("hand_out")
-        kernel.send(stream, self._frame(run, execution, task))
+        kernel.send(stream, frame)
         kernel.watch(task, task.expires_at())
 
     def hand_back(self, task: StepTask, *, excluded_worker: str = "") -> None:
@@ -71,6 +80,8 @@ class StepOperations:
         if execution.attempt == 0:
             execution.first_attempt_at = 0.0
             execution.snapshot = None
+        else:
+            execution.queued_for += max(0.0, kernel.now - execution.ready_at)
         execution.ready_at = kernel.now
         execution.standing = Standing.QUEUED
         execution.task_id = None
@@ -101,9 +112,7 @@ class StepOperations:
         kernel.points.add("step_progress")
         run = kernel.run(task.run_key)
         if output.WhichOneof("output") == "heartbeat":
-            beat = output.heartbeat
-            execution.heartbeat = beat.value if beat.HasField("value") else None
-            kernel.stores.runs.save_heartbeat(run, execution)
+            self._beat(run, execution, output.heartbeat)
         else:
             self._append(run, execution, output.stream_write)
 
@@ -128,6 +137,8 @@ class StepOperations:
         kernel.write_hard(run.flow_id, hard_writes(output.result.upsert_attributes))
         clear_hard_writes(output.result.upsert_attributes)
         kernel.stores.payloads.take_in(run.flow_id, output.result)
+        if isinstance(output, pb.InvokeExecuteMethodOutput):
+            self._restore_reason(run, output.result.step_decision.close_decision)
         change = kernel.change(run)
         execution.task_id = None
         if isinstance(output, pb.InvokeWaitForMethodOutput):
@@ -145,8 +156,11 @@ class StepOperations:
         self.fail(task, failure)
 
     def lose(self, task: StepTask, detail: str) -> None:
-        """Count an attempt whose Worker is gone."""
+        """Count an attempt whose Worker is gone, or seems to be."""
+        task_id = task.task_id if task.counts else None
         self.fail(task, worker_lost(detail))
+        if task_id is not None:
+            self.tell_handler(task_id, now=True)
 
     def fail(self, task: StepTask, failure: Failure) -> None:
         """Count a failed attempt, unless it no longer counts."""
@@ -191,12 +205,23 @@ class StepOperations:
 
     def _frame(self, run: Run, execution: Execution, task: StepTask) -> pb.PollWorkerTaskResponse:
         request = self._kernel.requests.step(run, execution)
-        frame = pb.PollWorkerTask(task_id=task.task_id, deadline=timestamp(task.deadline))
+        frame = pb.PollWorkerTask(task_id=execution.task_id, deadline=timestamp(task.deadline))
         if isinstance(request, pb.InvokeWaitForMethodRequest):
             frame.wait_for.CopyFrom(request)
         else:
             frame.execute.CopyFrom(request)
         return pb.PollWorkerTaskResponse(task=frame)
+
+    def _beat(self, run: Run, execution: Execution, beat: pb.StepMethodHeartbeat) -> None:
+        """Keep the heartbeat's value for the next attempt; one that nobody may send is none."""
+        value = beat.value if beat.HasField("value") else None
+        if value is not None:
+            try:
+                check_value(value, "a heartbeat value")
+            except InvalidMessageError:
+                return
+        execution.heartbeat = value
+        self._kernel.stores.runs.save_heartbeat(run, execution)
 
     def _append(self, run: Run, execution: Execution, write: pb.StepStreamWrite) -> None:
         kernel = self._kernel
@@ -257,10 +282,24 @@ class StepOperations:
             "HeartbeatTimeout",
         )
 
+    def _restore_reason(self, run: Run, close: pb.CloseDecision) -> None:
+        """Put the reason of a failure back into the decision: it becomes the error message."""
+        if close.close_decision_type == pb.CLOSE_DECISION_TYPE_FORCE_FAIL:
+            self._kernel.stores.payloads.put_back(run.flow_id, close, sys.maxsize)
+
     @staticmethod
     def _require_phase(execution: Execution, phase: Phase) -> None:
         if execution.phase is not phase:
             raise InvalidMessageError("it answers another method than the one that was called")
+
+
+def _too_much(execution: Execution, frame: pb.PollWorkerTaskResponse) -> Failure:
+    return Failure(
+        f"Step {execution.id!r} needs {frame.ByteSize()} bytes in one message to its Worker, which "
+        f"takes {LARGEST_FRAME}; keep less in hard-delete Attributes, and load fewer values",
+        "TooMuchState",
+        final=True,
+    )
 
 
 def hard_writes(writes: Sequence[pb.AttributeWrite]) -> list[pb.AttributeWrite]:

@@ -65,6 +65,8 @@ class WorkerOperations:
             self.rpcs.hand_out(task, stream)
         if task.task_id is not None:
             stream.last_frame_at = self._kernel.now
+            silence = self._kernel.settings.silent_worker_timeout
+            self._kernel.watch(task, self._kernel.now + silence)
 
     def tell_handler(self, task_id: str, *, now: bool) -> None:
         """Tell the handler of an attempt that no longer counts."""

@@ -49,14 +49,18 @@ async def _converse(connection: WorkerConnection, context: _Context) -> bool:
     writer = asyncio.create_task(_write(connection, context))
     reader = asyncio.create_task(_read(connection, context))
     try:
-        done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
-        if reader not in done:
-            await writer
-            return False
-        await reader
-        # A killed Worker looks like one that half-closed, until something is written to it.
-        await context.write(pb.PollWorkerTaskResponse(ping=pb.PollWorkerTaskPing()))
-        return not context.cancelled()
+        await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+        is_closed = reader.done()
+        if is_closed:
+            # A killed Worker looks like one that half-closed, until something is written to it;
+            # by the writer, for gRPC fails a call that writes two frames at once.
+            ping = pb.PollWorkerTaskResponse(ping=pb.PollWorkerTaskPing())
+            connection.outgoing.put_nowait(ping)
+            connection.outgoing.put_nowait(None)
+        await writer
+        if is_closed:
+            await reader
+        return is_closed and not context.cancelled()
     except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
         return False
     finally:

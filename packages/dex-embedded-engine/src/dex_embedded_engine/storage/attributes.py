@@ -69,36 +69,47 @@ class AttributeStore:
         """Return the keys that have more than one version."""
         return {row[0] for row in self._connection.run(_SQL["stale_keys"], (run_key,))}
 
-    def read(
-        self, run_key: int, flow_id: str, sequence: int, selection: Iterable[str]
-    ) -> list[pb.KV]:
+    def read(self, run_key: int, sequence: int, selection: Iterable[str]) -> list[pb.KV]:
         """Return all plain Attributes and the selected map entries, by key.
 
+        Values that are deleted for good are not among them; see `read_hard`.
+
         Args:
-            sequence: the commit to read at; values deleted for good are read as they are now.
+            sequence: the commit to read at.
             selection: ``Map/`` for a whole map, ``Map/<instance>`` for one entry.
         """
-        chosen = list(selection)
         found: dict[str, bytes | None] = {}
         for row in self._connection.run(_SQL["read_plain"], (run_key, sequence)):
             found[row[0]] = row[1]
-        for name in chosen:
+        for name in selection:
             found.update(self._read_selected(run_key, sequence, name))
-        entries = {
-            key: pb.Value.FromString(body) for key, body in found.items() if body is not None
-        }
-        entries.update(self._read_hard(flow_id, chosen))
+        return [
+            pb.KV(key=key, value=pb.Value.FromString(body))
+            for key, body in sorted(found.items())
+            if body is not None
+        ]
+
+    def read_hard(self, flow_id: str, selection: Iterable[str]) -> list[pb.KV]:
+        """Return the values deleted for good, as they are now, with the same selection."""
+        entries = self._read_hard(flow_id, list(selection))
         return [pb.KV(key=key, value=entries[key]) for key in sorted(entries)]
 
-    def read_everything(self, run_key: int, flow_id: str) -> list[pb.KV]:
-        """Return the latest value of every Attribute and map entry, by key."""
+    def read_everything(
+        self, run_key: int, flow_id: str, *, with_secrets: bool = True
+    ) -> list[pb.KV]:
+        """Return the latest value of every Attribute and map entry, by key.
+
+        Args:
+            with_secrets: values that are deleted for good, too.
+        """
         found: dict[str, bytes | None] = {
             row[0]: row[1] for row in self._connection.run(_SQL["read_everything"], (run_key,))
         }
         entries = {
             key: pb.Value.FromString(body) for key, body in found.items() if body is not None
         }
-        entries.update(self._read_hard(flow_id, None))
+        if with_secrets:
+            entries.update(self._read_hard(flow_id, None))
         return [pb.KV(key=key, value=entries[key]) for key in sorted(entries)]
 
     def write_hard(self, flow_id: str, writes: Iterable[pb.AttributeWrite]) -> bool:

@@ -49,11 +49,13 @@ class Connection:
 
     def _open(self) -> None:
         self._check_owner()
-        # secure_delete is what makes a hard delete leave no byte in the file.
+        # secure_delete is what makes a hard delete leave no byte in the file; temp_store keeps the
+        # savepoints' copies of changed pages, deleted values among them, out of temporary files.
         for pragma in (
             "journal_mode = WAL",
             "foreign_keys = ON",
             "secure_delete = ON",
+            "temp_store = MEMORY",
             "busy_timeout = 5000",
             "cache_size = -32768",
             f"wal_autocheckpoint = {_WAL_PAGES}",

@@ -18,6 +18,7 @@ from dex_embedded_engine.values import is_reference, reference_id, reference_to,
 
 _SQL = load_statements("payloads")
 _HASH_BYTES = 20
+_REFERENCE_BYTES = 2 * _HASH_BYTES + 2
 _BIG_KINDS = frozenset({"string_value", "obj_value"})
 
 
@@ -56,6 +57,26 @@ class PayloadStore:
             concrete = self.read(flow_id, reference_id(value))
             assert concrete is not None
             value.CopyFrom(concrete)
+
+    def fit(self, flow_id: str, message: Message, limit: int) -> None:
+        """Replace values inside `message` by references, biggest first, until it is small enough.
+
+        Args:
+            limit: bytes of the whole message. One of many tiny values may stay above it.
+        """
+        excess = message.ByteSize() - limit
+        if excess <= 0:
+            return
+        inline = [
+            (value.ByteSize(), value)
+            for value in values_in(message)
+            if value.WhichOneof("kind") in _BIG_KINDS
+        ]
+        for size, value in sorted(inline, key=lambda pair: pair[0], reverse=True):
+            if excess <= 0 or size <= _REFERENCE_BYTES:
+                return
+            self._store(flow_id, value)
+            excess -= size - _REFERENCE_BYTES
 
     def read(self, flow_id: str, blob_id: str) -> pb.Value | None:
         """Return the value stored under `blob_id` for this Flow, or None."""

@@ -171,18 +171,10 @@ class RunStore:
                 for message in kept
             ],
         )
-        if not change.removed:
-            return
-        pins = run.pins()
+        for message in change.hidden:
+            self._connection.run(_SQL["hide_message"], (message.removed, run.key, message.position))
         for message in change.removed:
-            if message.created == run.sequence:
-                continue
-            if any(message.created <= pin < run.sequence for pin in pins):
-                run.ghosts.append(message)
-                self._connection.run(
-                    _SQL["hide_message"], (message.removed, run.key, message.position)
-                )
-            else:
+            if message.created != run.sequence:
                 self._connection.run(_SQL["drop_message"], (run.key, message.position))
 
     def _release_snapshots(self, change: Change) -> None:

@@ -23,6 +23,7 @@ class Change:
 
     Attributes:
         now: the event's time, unix seconds.
+        hidden: messages removed now that a snapshot still shows; they became the run's ghosts.
         new_id: makes ids, for example of Channel messages.
         ready: executions that may now be handed out, in order.
         revoked: ids of attempts that no longer count; their handlers are told to stop now.
@@ -38,6 +39,7 @@ class Change:
     writes: list[pb.AttributeWrite] = field(default_factory=list)
     added: list[Message] = field(default_factory=list)
     removed: list[Message] = field(default_factory=list)
+    hidden: list[Message] = field(default_factory=list)
     touched: dict[int, Execution] = field(default_factory=dict)
     dropped: list[Execution] = field(default_factory=list)
     events: list[tuple[int, pb.FlowHistoryEvent, tuple[int, int]]] = field(default_factory=list)
@@ -115,9 +117,10 @@ class Change:
 
     def make_ready(self, execution: Execution) -> None:
         """Queue `execution` for hand-out; its attempts go on counting."""
+        # A pause that ended while the engine was down, or busy, was over at its time all the same.
+        execution.ready_at = self.now if execution.wake_at is None else execution.wake_at
         execution.standing = Standing.QUEUED
         execution.wake_at = None
-        execution.ready_at = self.now
         self.touch(execution)
         self.ready.append(execution)
 
@@ -168,6 +171,24 @@ class Change:
             del self.run.channels[message.channel]
         message.removed = self.run.sequence
         self.removed.append(message)
+
+    def hide_shown(self) -> None:
+        """Hide, rather than drop, removed messages that a snapshot of an unfinished call shows.
+
+        To be done before anything is handed out at such a snapshot again.
+        """
+        if not self.removed:
+            return
+        pins = self.run.pins()
+        shown = [
+            message
+            for message in self.removed
+            if any(message.created <= pin < self.run.sequence for pin in pins)
+        ]
+        if shown:
+            self.removed = [message for message in self.removed if message not in shown]
+            self.hidden.extend(shown)
+            self.run.ghosts.extend(shown)
 
     def delete_messages(self, deletions: Iterable[pb.ChannelMessageDeletion]) -> None:
         """Apply deletions; one that finds no message does nothing."""

@@ -46,7 +46,7 @@ class Failure:
             detail=error.detail,
             error_type=error.error_type,
             stack_trace=error.stack_trace,
-            retry_after=error.retry_after_seconds,
+            retry_after=max(0, error.retry_after_seconds),
             grpc_status=error.grpc_status,
             reason=(
                 pb.DISPATCH_TASK_ERROR_REASON_WORKER_DISCONNECTED

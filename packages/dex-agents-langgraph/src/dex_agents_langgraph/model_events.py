@@ -1,0 +1,117 @@
+"""Owns what is heard of a graph's model calls: text, reasoning, begin, end, usage.
+
+Text comes from LangGraph's messages stream. Begin, end and usage come from LangChain's callbacks,
+installed by a configure hook, so that they are heard whatever callbacks a node passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.tracers.context import register_configure_hook
+
+from dex_agents import ModelCallEmitter, TokenUsage
+
+
+class ModelCallListener(BaseCallbackHandler):
+    """Hears the model calls of one run, in whatever thread they are made.
+
+    Attributes:
+        usage: tokens so far.
+    """
+
+    run_inline = True
+
+    def __init__(self, emitter: ModelCallEmitter) -> None:
+        self._emitter = emitter
+        self._loop = asyncio.get_running_loop()
+        self.usage = TokenUsage()
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Say that a model call begins."""
+        self._call(self._emitter.model_call_started)
+
+    def on_llm_end(
+        self,
+        response: LLMResult,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add up the call's usage and say that it has ended."""
+        usage = TokenUsage()
+        for generations in response.generations:
+            for generation in generations:
+                if isinstance(generation, ChatGeneration):
+                    usage += read_usage(generation.message)
+        self.usage += usage
+        self._call(lambda: self._emitter.model_call_finished(usage))
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            on_loop = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            on_loop = False
+        if on_loop:
+            function()
+        else:
+            self._loop.call_soon_threadsafe(function)
+
+
+_listener: ContextVar[ModelCallListener | None] = ContextVar("dex_model_listener", default=None)
+register_configure_hook(_listener, inheritable=True)
+
+
+@contextmanager
+def listening(emitter: ModelCallEmitter) -> Iterator[ModelCallListener]:
+    """Hear the model calls made inside, in this task and what it starts."""
+    listener = ModelCallListener(emitter)
+    token = _listener.set(listener)
+    try:
+        yield listener
+    finally:
+        _listener.reset(token)
+
+
+def read_usage(message: BaseMessage) -> TokenUsage:
+    """Return the usage a provider reported with a message."""
+    if not isinstance(message, AIMessage) or message.usage_metadata is None:
+        return TokenUsage()
+    usage = message.usage_metadata
+    return TokenUsage(
+        input_tokens=usage["input_tokens"],
+        output_tokens=usage["output_tokens"],
+        cache_read_tokens=usage.get("input_token_details", {}).get("cache_read", 0) or 0,
+        reasoning_tokens=usage.get("output_token_details", {}).get("reasoning", 0) or 0,
+    )
+
+
+def emit_message(emitter: ModelCallEmitter, message: object) -> None:
+    """Send the text and the reasoning of a piece of a model's answer."""
+    if not isinstance(message, AIMessage | AIMessageChunk):
+        return
+    for block in message.content_blocks:
+        if block["type"] == "text":
+            emitter.text(str(block.get("text") or ""))
+        elif block["type"] == "reasoning":
+            emitter.reasoning(str(block.get("reasoning") or ""))
