@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,36 @@ async def test_message_consumed_by_the_deciding_step_does_not_count(bench: Bench
     await bench.start()
     await bench.call("ask", "message")
     assert await outputs(bench) == [("Hold-1", "empty")]
+
+
+async def test_message_published_while_the_flow_completes_is_not_lost(bench: Bench) -> None:
+    """18.4: it is either seen by the decision or refused with the Flow closed."""
+
+    def second(context: Any, input: str) -> StepDecision:
+        fallback = StepMovement.of(Third, "fallback")
+        return force_complete_if_channels_empty("empty", fallback, inbox)
+
+    async def race(flow_id: str) -> tuple[str, bool]:
+        publishing = asyncio.create_task(bench.call("ask", "message", flow_id=flow_id))
+        bench.script.open(flow_id)
+        output = await bench.output(str, flow_id)
+        try:
+            await publishing
+        except FlowNotActiveOrNotFoundError:
+            return output, False
+        return output, True
+
+    async def first(context: Any, input: str) -> StepDecision:
+        await bench.script.gate(context.flow_id)
+        return go_to(Second, "")
+
+    bench.on(First, first)
+    bench.on(Second, second)
+    flow_ids = [f"flow {number}" for number in range(20)]
+    for flow_id in flow_ids:
+        await bench.start(flow_id)
+    outcomes = await asyncio.gather(*map(race, flow_ids))
+    assert set(outcomes) <= {("empty", False), ("fallback", True)}
 
 
 async def test_message_that_another_step_still_works_on_counts(bench: Bench) -> None:

@@ -143,6 +143,15 @@ async def test_repeated_start_answers_with_the_run_it_started(bench: Bench, stat
         await bench.start(options=StartFlowOptions(ignore_already_started=True))
 
 
+async def test_starts_that_race_with_the_same_request_id_start_one_run(bench: Bench) -> None:
+    """3.9, 18.5."""
+    bench.on(First, lambda context, input: graceful_complete(input))
+    options = StartFlowOptions(request_id="r1", ignore_already_started=True)
+    starts = (bench.start(input="once", options=options) for _ in range(20))
+    assert len(set(await asyncio.gather(*starts))) == 1
+    assert await bench.output(str) == "once"
+
+
 async def test_repeated_request_id_starts_another_run_where_the_policy_allows_it(
     bench: Bench,
 ) -> None:

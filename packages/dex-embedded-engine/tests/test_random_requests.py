@@ -128,8 +128,8 @@ class Bench:
         return self._runner.run(guarded())
 
     async def start(self) -> None:
-        settings = EngineSettings(shutdown_grace=0)
-        engine = EmbeddedEngine(self._data_dir, durability="process-crash-safe", settings=settings)
+        numbers = EngineSettings(shutdown_grace=0, long_poll_wait=0.001)
+        engine = EmbeddedEngine(self._data_dir, durability="process-crash-safe", settings=numbers)
         await self._stack.enter_async_context(engine)
         self.wire = await self._stack.enter_async_context(Wire(engine.address))
 

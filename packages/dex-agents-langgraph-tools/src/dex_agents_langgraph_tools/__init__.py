@@ -18,6 +18,7 @@ from dex_agents_langgraph_tools.errors import (
     DurableToolRunError,
     DurableToolUsageError,
     InvalidToolCallError,
+    ResultsOutOfOrderError,
     ToolBlockedError,
     UnsupportedMiddlewareError,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "DurableToolUsageError",
     "InvalidToolCallError",
     "ProbeAnswered",
+    "ResultsOutOfOrderError",
     "ToolBlockedError",
     "ToolGuard",
     "ToolResult",

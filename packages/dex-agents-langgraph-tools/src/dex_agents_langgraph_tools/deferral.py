@@ -16,7 +16,11 @@ from typing import Any, TypedDict
 from langchain_core.messages import ToolCall, ToolMessage
 from langgraph.types import interrupt
 
-from dex_agents_langgraph_tools.errors import DurableToolRunError, InvalidToolCallError
+from dex_agents_langgraph_tools.errors import (
+    DurableToolRunError,
+    InvalidToolCallError,
+    ResultsOutOfOrderError,
+)
 
 DEFERRED_CALLS = "dex_deferred_tool_calls"
 
@@ -55,15 +59,23 @@ class DeferringRun:
         delivered: ids of the calls whose results the graph has taken.
         is_probe: the graph is only asked whether it would defer.
         has_deferred: a call was deferred, or would have been.
+        error: a rule of durable sessions was broken. A graph may swallow the exception; this it
+            cannot.
     """
 
     delivered: set[str] = field(default_factory=set)
     is_probe: bool = False
     has_deferred: bool = False
+    error: DurableToolRunError | None = None
+
+    def fail(self, error: DurableToolRunError) -> DurableToolRunError:
+        """Remember `error`, the first one only, and return it to be raised."""
+        self.error = self.error or error
+        return error
 
 
 class ProbeAnswered(BaseException):
-    """Says that a tool node defers its calls. Not an error: nobody may swallow it."""
+    """Ends a probe: the tool node defers its calls. Not an Exception, so that few catch it."""
 
 
 _run: ContextVar[DeferringRun | None] = ContextVar("dex_deferring_run", default=None)
@@ -89,7 +101,7 @@ def defer(calls: Sequence[ToolCall]) -> list[ToolMessage]:
 
     Raises:
         InvalidToolCallError: a call has no id, or one with ``/``.
-        DurableToolRunError: the results do not belong to these calls.
+        ResultsOutOfOrderError: the results do not belong to these calls.
     """
     run = _run.get()
     assert run is not None
@@ -100,10 +112,7 @@ def defer(calls: Sequence[ToolCall]) -> list[ToolMessage]:
     for call in calls:
         call_id = call["id"]
         if not call_id or "/" in call_id:
-            raise InvalidToolCallError(
-                f"the model called tool {call['name']!r} with id {call_id!r}; ids must be "
-                f"non-empty and contain no '/'"
-            )
+            raise run.fail(InvalidToolCallError(call["name"], call_id))
         deferred.append({"id": call_id, "name": call["name"], "args": dict(call["args"])})
     results = interrupt(DeferredCalls(type=DEFERRED_CALLS, calls=deferred))
     return _take_results(run, deferred, results)
@@ -124,7 +133,7 @@ def _take_results(
         by_id = {result["id"]: result for result in results if isinstance(result, Mapping)}
     missing = [call["id"] for call in deferred if call["id"] not in by_id]
     if missing:
-        raise DurableToolRunError(f"the graph was resumed without results of calls {missing!r}")
+        raise run.fail(ResultsOutOfOrderError(missing))
     messages = []
     for call in deferred:
         result = by_id[call["id"]]

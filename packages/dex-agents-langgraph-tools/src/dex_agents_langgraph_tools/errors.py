@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class DurableToolError(Exception):
     """Root of every exception raised by `dex_agents_langgraph_tools`."""
@@ -46,4 +48,31 @@ class ToolBlockedError(DurableToolRunError):
 
 
 class InvalidToolCallError(DurableToolRunError):
-    """The model's tool call has no usable id."""
+    """The model's tool call has no usable id.
+
+    Attributes:
+        tool_name: the tool it calls.
+    """
+
+    def __init__(self, tool_name: str, call_id: str | None) -> None:
+        super().__init__(
+            f"the model called tool {tool_name!r} with id {call_id!r}; ids must be non-empty and "
+            f"contain no '/'"
+        )
+        self.tool_name = tool_name
+
+
+class ResultsOutOfOrderError(DurableToolRunError):
+    """An interrupt was resumed with the results of other calls than it was raised for.
+
+    Attributes:
+        call_ids: the calls without a result.
+    """
+
+    def __init__(self, call_ids: Sequence[str]) -> None:
+        super().__init__(
+            f"the graph was resumed without results of calls {list(call_ids)!r}; a tool wrapper "
+            f"that awaits before awrap_durable_tool_call reorders a task's interrupts: put "
+            f"awrap_durable_tool_call outermost"
+        )
+        self.call_ids = tuple(call_ids)

@@ -45,16 +45,22 @@ class DurableToolNode(ToolNode):
         """Return the calls of the last model message, and whether `input` is messages only."""
         if isinstance(input, dict) and input.get("__type") == "tool_call_with_context":
             return [input["tool_call"]], False
-        if isinstance(input, list) and input and isinstance(input[-1], dict):
+        if isinstance(input, list) and input and _is_tool_call(input[-1]):
             return list(input), False
         if isinstance(input, list):
             messages, messages_only = input, True
         elif isinstance(input, dict):
-            messages, messages_only = input.get(self._own_messages_key, []), False
+            messages, messages_only = input.get(self._own_messages_key) or [], False
         else:
-            messages, messages_only = getattr(input, self._own_messages_key, []), False
+            messages, messages_only = getattr(input, self._own_messages_key, None) or [], False
         last = next((each for each in reversed(messages) if isinstance(each, AIMessage)), None)
-        return ([] if last is None else list(last.tool_calls)), messages_only
+        if last is None:
+            raise ValueError("No AIMessage found in input")  # as ToolNode says it
+        return list(last.tool_calls), messages_only
+
+
+def _is_tool_call(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "tool_call"
 
 
 def durable_tool_node(

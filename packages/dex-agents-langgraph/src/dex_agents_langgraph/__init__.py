@@ -7,6 +7,7 @@ from dex_agents_langgraph.errors import (
     LangGraphUsageError,
     PlainToolNodeError,
 )
+from dex_agents_langgraph.graph_tools import tool_effect_from_metadata
 from dex_agents_langgraph.idempotency import get_tool_call_idempotency_key
 from dex_agents_langgraph.messages import (
     build_user_message,
@@ -41,4 +42,5 @@ __all__ = [
     "get_tool_call_idempotency_key",
     "langchain_agent_session_flow",
     "langgraph_agent_session_flow",
+    "tool_effect_from_metadata",
 ]

@@ -15,7 +15,14 @@ from langgraph.pregel import Pregel
 from typing_extensions import TypedDict
 
 from dex_agents_langgraph.errors import AmbiguousToolError, LangGraphUsageError, PlainToolNodeError
-from dex_agents_langgraph_tools import DeferringRun, DurableToolNode, ProbeAnswered, deferring_run
+from dex_agents_langgraph_tools import (
+    DeferringRun,
+    DurableToolNode,
+    ProbeAnswered,
+    deferring_run,
+    guarding_tools,
+)
+from dex_agents_tool_policy import ToolEffect, tool_effect_from_annotations
 
 
 class _ProbeState(TypedDict, total=False):
@@ -52,24 +59,39 @@ async def require_durable_tools(graph: Pregel[Any, Any, Any, Any]) -> None:
     """Refuse a graph with a tool node that runs its tools in place.
 
     A node is asked with a call of a tool that does not exist: a durable one defers it, a plain one
-    answers that it has no such tool. No tool runs.
+    answers as every ToolNode does. No tool runs. A node whose own wrapper answers the question in
+    its place is taken; the guard watches it while it runs.
 
     Raises:
         PlainToolNodeError: there is such a node.
         LangGraphUsageError: the graph stops at static interrupts.
     """
-    if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
-        raise LangGraphUsageError(
-            "the graph has interrupt_before or interrupt_after nodes, which a session cannot "
-            "answer; use ToolPolicy(..., requires_approval=True)"
-        )
+    graphs: list[Any] = [graph, *(subgraph for _, subgraph in graph.get_subgraphs(recurse=True))]
+    for each in graphs:
+        if each.interrupt_before_nodes or each.interrupt_after_nodes:
+            raise LangGraphUsageError(
+                "the graph has interrupt_before or interrupt_after nodes, which a session cannot "
+                "answer; use ToolPolicy(..., requires_approval=True)"
+            )
     for name, node in tool_nodes(graph):
         if not isinstance(node, DurableToolNode) and await _is_plain(node):
             raise PlainToolNodeError(name)
 
 
 async def _is_plain(node: ToolNode) -> bool:
-    call = {"name": f"dex_probe_{uuid4().hex}", "args": {}, "id": "dex-probe", "type": "tool_call"}
+    """Tell whether a node neither defers a call nor answers it otherwise than a ToolNode does."""
+    name = f"dex_probe_{uuid4().hex}"
+    run = DeferringRun(is_probe=True)
+    with deferring_run(run), guarding_tools():
+        answer = await _ask(node, name)
+    if run.has_deferred or answer is None:
+        return False
+    return answer == await _ask(ToolNode(list(node.tools_by_name.values())), name)
+
+
+async def _ask(node: ToolNode, tool_name: str) -> str | None:
+    """Return what a node answers to a call of a tool that it does not have."""
+    call = {"name": tool_name, "args": {}, "id": "dex-probe", "type": "tool_call"}
     answers: list[Any] = []
 
     async def ask(state: _ProbeState, config: RunnableConfig) -> _ProbeState:
@@ -81,19 +103,14 @@ async def _is_plain(node: ToolNode) -> bool:
     builder.add_node("ask", ask)
     builder.add_edge(START, "ask")
     builder.add_edge("ask", END)
-    run = DeferringRun(is_probe=True)
-    with deferring_run(run):
-        try:
-            await builder.compile().ainvoke({})
-        except ProbeAnswered:
-            return False
-        except Exception:  # the border to the user's tool wrappers, which may refuse the probe
-            return False
-    return not run.has_deferred and any(_is_refusal(answer) for answer in answers)
-
-
-def _is_refusal(answer: Any) -> bool:
-    return isinstance(answer, list) and any(isinstance(each, ToolMessage) for each in answer)
+    try:
+        await builder.compile().ainvoke({})
+    except (ProbeAnswered, Exception):  # the border to the user's tool wrappers
+        return None
+    (answer,) = answers
+    if isinstance(answer, list) and len(answer) == 1 and isinstance(answer[0], ToolMessage):
+        return str(answer[0].content)
+    return None
 
 
 def describe_graph(
@@ -105,3 +122,11 @@ def describe_graph(
         "channels": sorted(str(name) for name in graph.channels),
         "tools": sorted(tools),
     }
+
+
+def tool_effect_from_metadata(tool: BaseTool) -> ToolEffect | None:
+    """Return the effect that MCP annotations in a tool's metadata give, or None without any.
+
+    A named policy wins over it, and it wins over ``default_tool_effect``.
+    """
+    return tool_effect_from_annotations(tool.metadata)

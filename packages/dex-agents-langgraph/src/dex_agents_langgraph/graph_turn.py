@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
@@ -20,8 +23,11 @@ from dex_agents import (
 )
 from dex_agents_checkpoint_codec import RunState
 from dex_agents_langgraph.errors import LangGraphRunError
-from dex_agents_langgraph.messages import framework_message_to_langchain_message
-from dex_agents_langgraph.model_events import emit_message, listening
+from dex_agents_langgraph.messages import (
+    answer_open_calls,
+    framework_message_to_langchain_message,
+)
+from dex_agents_langgraph.model_events import emit_part, listening
 from dex_agents_langgraph.run_states import RunStateStore
 from dex_agents_langgraph.tool_execution import build_config
 from dex_agents_langgraph.turn_checkpointer import TurnCheckpointer
@@ -29,6 +35,7 @@ from dex_agents_langgraph_tools import (
     DeferredCall,
     DeferringRun,
     ToolBlockedError,
+    ToolGuard,
     ToolResult,
     deferred_calls,
     deferring_run,
@@ -74,24 +81,20 @@ class GraphTurn:
 
         Raises:
             LangGraphRunError: the graph broke a rule of durable sessions.
-            ToolBlockedError: a tool was about to run inside the model call.
+            DurableToolRunError: so did a tool node, or a tool was about to run inside the model
+                call.
         """
         checkpointer, graph_input, expected = self._begin(request)
         graph = self._graph.copy(update={"checkpointer": checkpointer})
-        config = build_config(request.config)
-        config["configurable"]["thread_id"] = request.turn_id
+        config = build_config(request.config, request.session_id)
         run = DeferringRun()
         with guarding_tools() as guard, deferring_run(run), listening(emitter) as listener:
             try:
-                parts: AsyncIterator[Any] = graph.astream(
-                    graph_input, config, stream_mode="messages", subgraphs=True
-                )
-                async for _, (message, _) in parts:
-                    emit_message(emitter, message)
-            finally:
-                if guard.blocked:
-                    # Whatever the graph made of it, swallowed or not.
-                    raise ToolBlockedError(guard.blocked[0])
+                await _stream(graph, graph_input, config, emitter)
+            except Exception as error:  # the border to the user's graph
+                _raise_broken_rule(guard, run, error)
+                raise
+            _raise_broken_rule(guard, run, None)
             stop = await graph.aget_state(config, subgraphs=True)
         lost = expected - run.delivered
         if lost:
@@ -133,9 +136,36 @@ class GraphTurn:
         return deferred
 
 
+async def _stream(
+    graph: Pregel[Any, Any, Any, Any],
+    graph_input: Any,
+    config: RunnableConfig,
+    emitter: ModelCallEmitter,
+) -> None:
+    modes: list[Any] = ["messages", "custom"]
+    parts: Any = graph.astream(graph_input, config, stream_mode=modes, subgraphs=True)
+    async with aclosing(parts):
+        async for _, mode, part in parts:
+            emit_part(emitter, mode, part)
+
+
+def _raise_broken_rule(guard: ToolGuard, run: DeferringRun, cause: Exception | None) -> None:
+    """Raise what broke a rule, whatever the graph made of it, swallowed or not."""
+    if guard.blocked:
+        raise ToolBlockedError(guard.blocked[0]) from cause
+    if run.error is not None and run.error is not cause:
+        raise run.error from cause
+
+
 def _resume_values(
     state: RunState, results: Mapping[str, ToolResult]
 ) -> dict[str, list[ToolResult]]:
+    missing = {each for calls in state.deferred_calls.values() for each in calls} - set(results)
+    if missing:
+        raise LangGraphRunError(
+            f"the session has no results of tool calls {sorted(missing)!r}, for which its run "
+            f"state waits; it belongs to another turn"
+        )
     return {
         interrupt_id: [results[each] for each in calls]
         for interrupt_id, calls in state.deferred_calls.items()
@@ -147,7 +177,8 @@ def _result(record: ToolCallRecord) -> ToolResult:
     content = record.output or ""
     resolution = record.resolution
     if completed and resolution is not None and resolution.arguments is not None:
-        content = f"(ran with edited arguments {dict(resolution.arguments)!r})\n{content}"
+        arguments = json.dumps(dict(resolution.arguments), ensure_ascii=False)
+        content = f"(ran with edited arguments {arguments})\n{content}"
     return {
         "id": record.tool_call_id,
         "content": content,
@@ -162,6 +193,11 @@ def _messages(stop: StateSnapshot, key: str) -> Sequence[BaseMessage]:
 
 
 def new_messages(stop: GraphStop, stored: Sequence[AgentMessage]) -> list[BaseMessage]:
-    """Return the messages that the turn added: those with ids the session has not stored."""
+    """Return the messages that the turn added: those with ids the session has not stored.
+
+    A call that the graph never ran gets a result that says so: model providers refuse a history
+    in which one is missing.
+    """
     known = {framework_message_to_langchain_message(message).id for message in stored}
-    return [message for message in stop.messages if message.id not in known]
+    added = [message for message in stop.messages if message.id not in known]
+    return answer_open_calls(added)

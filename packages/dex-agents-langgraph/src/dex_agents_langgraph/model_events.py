@@ -1,15 +1,18 @@
 """Owns what is heard of a graph's model calls: text, reasoning, begin, end, usage.
 
 Text comes from LangGraph's messages stream. Begin, end and usage come from LangChain's callbacks,
-installed by a configure hook, so that they are heard whatever callbacks a node passes.
+installed by a configure hook, so that they are heard whatever callbacks a node passes; they travel
+through LangGraph's custom stream, which keeps them in order with the text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -17,8 +20,19 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
+from langgraph.config import get_stream_writer
 
 from dex_agents import ModelCallEmitter, TokenUsage
+
+# Metadata with which LangChain's middleware marks model calls that are not the agent's answer.
+_INTERNAL_CALLS = ("lc_source", "lc_internal_call")
+
+
+@dataclass(frozen=True)
+class ModelCallMark:
+    """A place in a graph's stream: a model call begins, or ends with `usage`."""
+
+    usage: TokenUsage | None = None
 
 
 class ModelCallListener(BaseCallbackHandler):
@@ -33,6 +47,7 @@ class ModelCallListener(BaseCallbackHandler):
     def __init__(self, emitter: ModelCallEmitter) -> None:
         self._emitter = emitter
         self._loop = asyncio.get_running_loop()
+        self._adding = threading.Lock()
         self.usage = TokenUsage()
 
     def on_chat_model_start(
@@ -47,7 +62,7 @@ class ModelCallListener(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Say that a model call begins."""
-        self._call(self._emitter.model_call_started)
+        self._mark(ModelCallMark())
 
     def on_llm_end(
         self,
@@ -64,18 +79,18 @@ class ModelCallListener(BaseCallbackHandler):
             for generation in generations:
                 if isinstance(generation, ChatGeneration):
                     usage += read_usage(generation.message)
-        self.usage += usage
-        self._call(lambda: self._emitter.model_call_finished(usage))
+        with self._adding:
+            self.usage += usage
+        self._mark(ModelCallMark(usage))
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def _mark(self, mark: ModelCallMark) -> None:
         try:
-            on_loop = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            on_loop = False
-        if on_loop:
-            function()
+            write = get_stream_writer()
+        except (KeyError, RuntimeError):
+            # A node left its context; the order with the text is then only roughly right.
+            self._loop.call_soon_threadsafe(emit_mark, self._emitter, mark)
         else:
-            self._loop.call_soon_threadsafe(function)
+            write(mark)
 
 
 _listener: ContextVar[ModelCallListener | None] = ContextVar("dex_model_listener", default=None)
@@ -106,9 +121,28 @@ def read_usage(message: BaseMessage) -> TokenUsage:
     )
 
 
-def emit_message(emitter: ModelCallEmitter, message: object) -> None:
+def emit_part(emitter: ModelCallEmitter, mode: str, part: Any) -> None:
+    """Send a part of a graph's stream, of the modes ``messages`` and ``custom``, as events."""
+    if mode == "messages":
+        message, metadata = part
+        emit_message(emitter, message, metadata)
+    elif isinstance(part, ModelCallMark):
+        emit_mark(emitter, part)
+
+
+def emit_mark(emitter: ModelCallEmitter, mark: ModelCallMark) -> None:
+    """Say that a model call begins or has ended."""
+    if mark.usage is None:
+        emitter.model_call_started()
+    else:
+        emitter.model_call_finished(mark.usage)
+
+
+def emit_message(emitter: ModelCallEmitter, message: object, metadata: Mapping[str, Any]) -> None:
     """Send the text and the reasoning of a piece of a model's answer."""
     if not isinstance(message, AIMessage | AIMessageChunk):
+        return
+    if any(metadata.get(key) for key in _INTERNAL_CALLS):
         return
     for block in message.content_blocks:
         if block["type"] == "text":

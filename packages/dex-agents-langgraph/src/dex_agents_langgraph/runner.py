@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class LangGraphRunner:
         self._messages_key = messages_key
         self._run_states = RunStateStore(serializer, messages_key)
         self._built: _Built | None = None
+        self._building = asyncio.Lock()
 
     async def prepare(self) -> None:
         """Build the graph and refuse one that cannot run durably.
@@ -76,9 +78,12 @@ class LangGraphRunner:
         Raises:
             LangGraphUsageError: the graph cannot run as a durable session.
         """
-        if self._built is not None:
-            return
-        graph = await _build(self._source)
+        async with self._building:
+            if self._built is None:
+                self._built = await self._build()
+
+    async def _build(self) -> _Built:
+        graph = await _find_graph(self._source)
         tools = collect_tools(graph, self._extra_tools)
         await require_durable_tools(graph)
         if self._messages_key not in graph.channels:
@@ -86,7 +91,7 @@ class LangGraphRunner:
                 f"the graph's state has no key {self._messages_key!r}; pass messages_key="
             )
         turn = GraphTurn(graph, self._run_states, self._messages_key)
-        self._built = _Built(graph, turn, tools, describe_graph(graph, tools))
+        return _Built(graph, turn, tools, describe_graph(graph, tools))
 
     async def run_model(
         self, request: RunModelRequest, emitter: ModelCallEmitter
@@ -112,14 +117,21 @@ class LangGraphRunner:
 
         A name that neither the graph nor the application knows gets a read: nothing can happen.
         """
-        tool = None if self._built is None else self._built.tools.get(tool_name)
-        if tool is None and tool_name not in self._policies.policies:
+        built = self._built
+        tool = None if built is None else built.tools.get(tool_name)
+        if built is not None and tool is None and tool_name not in self._policies.policies:
             return ToolPolicy(ToolEffect.READ)
         return self._policies.resolve(tool_name, None if tool is None else tool.metadata)
 
     def validate_arguments(self, tool_name: str, arguments: Mapping[str, Any]) -> None:
-        """Check edited arguments against the tool's schema."""
-        tool = None if self._built is None else self._built.tools.get(tool_name)
+        """Check edited arguments against the tool's schema.
+
+        A Worker that was put together without open_agent_host, and has not built its agent yet,
+        leaves it to the call, which checks them in any case.
+        """
+        if self._built is None:
+            return
+        tool = self._built.tools.get(tool_name)
         if tool is None:
             raise InvalidArgumentsError(f"the agent has no tool named {tool_name!r}")
         validate_arguments(tool, arguments)
@@ -163,7 +175,7 @@ class LangGraphRunner:
         return self._built
 
 
-async def _build(source: GraphSource) -> Graph:
+async def _find_graph(source: GraphSource) -> Graph:
     graph: Any = source
     if not isinstance(source, Pregel):
         graph = source()

@@ -5,6 +5,7 @@ It is a complete LangChain chat model: it streams, takes tools, and reports usag
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -12,18 +13,29 @@ from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolCallChunk
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ToolCallChunk,
+    message_chunk_to_message,
+)
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-Script = Callable[[list[BaseMessage]], Awaitable[AIMessage]]
+Answer = AIMessage | Sequence[AIMessageChunk]
+Script = Callable[[list[BaseMessage]], Answer | Awaitable[Answer]]
 
 
 class ScriptedChatModel(BaseChatModel):
     """A chat model whose answer to a conversation is what `script` returns.
 
+    With ``disable_streaming=True`` it does not stream.
+
     Attributes:
-        script: an async function from the messages to the answer, tool calls included.
+        script: a function from the messages to the answer, tool calls included: a message, which is
+            streamed word by word, or the pieces to stream. A coroutine function serves ``ainvoke``
+            and ``astream`` only.
     """
 
     script: Script
@@ -45,7 +57,7 @@ class ScriptedChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        raise NotImplementedError("use ainvoke or astream: the script is a coroutine function")
+        return _result(_finished(self.script(messages)))
 
     def _stream(
         self,
@@ -54,7 +66,8 @@ class ScriptedChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        raise NotImplementedError("use astream: the script is a coroutine function")
+        for piece in _pieces(_finished(self.script(messages))):
+            yield ChatGenerationChunk(message=piece)
 
     async def _agenerate(
         self,
@@ -63,8 +76,7 @@ class ScriptedChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        answer = await self.script(messages)
-        return ChatResult(generations=[ChatGeneration(message=answer)])
+        return _result(await _awaited(self.script(messages)))
 
     async def _astream(
         self,
@@ -73,20 +85,49 @@ class ScriptedChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        answer = await self.script(messages)
-        for piece in re.findall(r"\S+\s*", str(answer.text)):
-            yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
-        calls = [
-            ToolCallChunk(
-                name=call["name"],
-                args=json.dumps(call["args"]),
-                id=call["id"],
-                index=index,
-                type="tool_call_chunk",
-            )
-            for index, call in enumerate(answer.tool_calls)
-        ]
-        last = AIMessageChunk(
-            content="", tool_call_chunks=calls, usage_metadata=answer.usage_metadata
+        for piece in _pieces(await _awaited(self.script(messages))):
+            yield ChatGenerationChunk(message=piece)
+
+
+def _finished(answer: Answer | Awaitable[Answer]) -> Answer:
+    if isinstance(answer, Awaitable):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise NotImplementedError(
+            "the script is a coroutine function; call the model with ainvoke or astream"
         )
-        yield ChatGenerationChunk(message=last)
+    return answer
+
+
+async def _awaited(answer: Answer | Awaitable[Answer]) -> Answer:
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _result(answer: Answer) -> ChatResult:
+    message: BaseMessage
+    if isinstance(answer, AIMessage):
+        message = answer
+    else:
+        first, *others = answer
+        message = message_chunk_to_message(first.__add__(others))
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _pieces(answer: Answer) -> Iterator[AIMessageChunk]:
+    """Yield an answer as a provider streams it: words, then calls, then usage."""
+    if not isinstance(answer, AIMessage):
+        yield from answer
+        return
+    for piece in re.findall(r"\s*\S+\s*", str(answer.text)):
+        yield AIMessageChunk(content=piece)
+    calls = [
+        ToolCallChunk(
+            name=call["name"],
+            args=json.dumps(call["args"]),
+            id=call["id"],
+            index=index,
+            type="tool_call_chunk",
+        )
+        for index, call in enumerate(answer.tool_calls)
+    ]
+    yield AIMessageChunk(content="", tool_call_chunks=calls, usage_metadata=answer.usage_metadata)

@@ -11,8 +11,12 @@ from langchain_core.tools import BaseTool, ToolException
 from pydantic import BaseModel, ValidationError
 
 from dex_agents import InvalidArgumentsError, ToolCallContext, ToolCallFailedError
+from dex_agents_langgraph.errors import LangGraphRunError
 from dex_agents_langgraph.idempotency import CONFIG_KEY
 from dex_agents_langgraph.messages import content_text
+
+# What LangGraph itself keeps in ``configurable``.
+_RESERVED = ("__pregel_", "checkpoint_")
 
 
 def validate_arguments(tool: BaseTool, arguments: Mapping[str, Any]) -> None:
@@ -52,13 +56,16 @@ async def execute_tool(tool: BaseTool, context: ToolCallContext) -> str:
         "id": call.tool_call_id,
         "type": "tool_call",
     }
+    config = build_config(context.config, context.session_id, context.idempotency_key)
     try:
-        result = await tool.ainvoke(tool_call, build_config(context.config, context))
+        result = await tool.ainvoke(tool_call, config)
     except ToolException as error:
         raise ToolCallFailedError(str(error)) from None
     if not isinstance(result, ToolMessage):
-        raise ToolCallFailedError(
-            f"tool {tool.name!r} returned {type(result).__name__}, which only works inside a graph"
+        # The body has run, so this is no failure of which nothing happened.
+        raise LangGraphRunError(
+            f"tool {tool.name!r} returned {type(result).__name__!r}, which only works inside a "
+            f"graph; return text"
         )
     text = content_text(result.content)
     if result.status == "error":
@@ -67,17 +74,24 @@ async def execute_tool(tool: BaseTool, context: ToolCallContext) -> str:
 
 
 def build_config(
-    config: Mapping[str, Any], context: ToolCallContext | None = None
+    config: Mapping[str, Any], session_id: str, idempotency_key: str | None = None
 ) -> RunnableConfig:
     """Return the session's configuration as LangChain takes it.
 
     Args:
-        config: the session's ``configurable``, ``tags`` and ``metadata``, JSON data.
-        context: the call, whose idempotency key is added.
+        config: the session's ``configurable``, ``tags`` and ``metadata``, JSON data. Whoever starts
+            a session chooses it, so keys that steer LangGraph are left out.
+        session_id: the thread id, unless the configuration has one.
+        idempotency_key: of the call a tool runs for.
     """
-    configurable = dict(config.get("configurable") or {})
-    if context is not None:
-        configurable[CONFIG_KEY] = context.idempotency_key
+    configurable = {
+        key: value
+        for key, value in dict(config.get("configurable") or {}).items()
+        if key != CONFIG_KEY and not key.startswith(_RESERVED)
+    }
+    configurable.setdefault("thread_id", session_id)
+    if idempotency_key is not None:
+        configurable[CONFIG_KEY] = idempotency_key
     return {
         "configurable": configurable,
         "tags": list(config.get("tags") or []),

@@ -49,6 +49,8 @@ class TurnCheckpointer(BaseCheckpointSaver[str]):
     def __init__(self) -> None:
         super().__init__()
         self._namespaces: dict[str, dict[str, StoredCheckpoint]] = {}
+        # By namespace and checkpoint id: LangGraph may store a task's writes first.
+        self._writes: dict[tuple[str, str], dict[tuple[str, int], StoredWrite]] = {}
 
     def last_checkpoints(self) -> dict[str, StoredCheckpoint]:
         """Return, per namespace, the checkpoint stored last."""
@@ -59,6 +61,7 @@ class TurnCheckpointer(BaseCheckpointSaver[str]):
 
     def restore(self, namespace: str, stored: StoredCheckpoint) -> None:
         """Take in a checkpoint of an earlier model call."""
+        self._writes[namespace, stored.checkpoint["id"]] = stored.writes
         self._namespaces.setdefault(namespace, {})[stored.checkpoint["id"]] = stored
 
     def get_next_version(self, current: str | None, channel: None) -> str:
@@ -106,6 +109,7 @@ class TurnCheckpointer(BaseCheckpointSaver[str]):
             checkpoint,
             get_checkpoint_metadata(config, metadata),
             get_checkpoint_id(config),
+            self._writes.setdefault((namespace, checkpoint["id"]), {}),
         )
         return _config(config, namespace, checkpoint["id"])
 
@@ -118,12 +122,13 @@ class TurnCheckpointer(BaseCheckpointSaver[str]):
     ) -> None:
         """Keep the writes of a task."""
         namespace = config["configurable"].get("checkpoint_ns", "")
-        stored = self._namespaces[namespace][config["configurable"]["checkpoint_id"]]
+        checkpoint_id = config["configurable"]["checkpoint_id"]
+        kept = self._writes.setdefault((namespace, checkpoint_id), {})
         for index, (channel, value) in enumerate(writes):
             key = (task_id, WRITES_IDX_MAP.get(channel, index))
-            if key[1] >= 0 and key in stored.writes:
+            if key[1] >= 0 and key in kept:
                 continue
-            stored.writes[key] = StoredWrite(task_id, task_path, channel, value)
+            kept[key] = StoredWrite(task_id, task_path, channel, value)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the asked checkpoint, or the one stored last in its namespace."""

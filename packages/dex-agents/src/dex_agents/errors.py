@@ -68,6 +68,23 @@ class InterruptAlreadyResolvedError(AgentUsageError):
         self.interrupt_id = interrupt_id
 
 
+class MessageRefusedError(AgentUsageError):
+    """The agent cannot take this message."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the agent cannot take the message: {reason}")
+
+
+class InputTooLargeError(AgentUsageError):
+    """Something that is to be stored is too large."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{what} takes {size} bytes and at most {limit} can be stored; keep large data "
+            f"elsewhere and send its address"
+        )
+
+
 class InvalidArgumentsError(AgentUsageError):
     """Arguments for a tool do not match its schema.
 
@@ -109,6 +126,42 @@ class ToolCallError(AgentRunError):
 
     def __init__(self) -> None:
         super().__init__("the tool call failed; the session records why")
+
+
+class WorkerUnavailableError(AgentRunError):
+    """No Worker took a request, or the one that did was lost."""
+
+    def __init__(self, flow_type: str, seconds: float) -> None:
+        super().__init__(
+            f"no Worker answered for flow type {flow_type!r} within {seconds:g} seconds; start one "
+            f"with open_agent_host"
+        )
+        self.flow_type = flow_type
+
+
+class NoAgentError(AgentRunError):
+    """A process without the agent was given its work."""
+
+    def __init__(self) -> None:
+        super().__init__("this process has no agent; host the flow that was built with one")
+
+
+class TurnLimitError(AgentRunError):
+    """A turn is over a limit. Repeating the model call does not help, so it fails at once."""
+
+
+class TurnTooManyCallsError(TurnLimitError):
+    """A turn makes more tool calls than one turn may."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        super().__init__(f"the turn would make {count} tool calls and at most {limit} are allowed")
+
+
+class TurnTooLargeError(TurnLimitError):
+    """A turn adds more than can be stored at once."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} takes {size} bytes and at most {limit} can be stored")
 
 
 class StoredRecordError(AgentRunError):

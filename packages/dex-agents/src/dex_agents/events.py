@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-MAXIMUM_EVENT_BYTES = 64 * 1024
-CUT_MARK = "… [cut; the snapshot has it whole]"
+from dex_agents.size_limits import EVENT, EVENT_TEXT, cut_text, travelling_size
 
 
 class AgentEventType(StrEnum):
@@ -50,14 +49,21 @@ class AgentEvent:
 
 
 def cut_event(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `data` with its long texts cut, so that the event fits its limit."""
+    """Return `data` so that its event fits; ``cut`` then lists the fields that were cut.
+
+    A cut field is text, the begin of what it was. The snapshot has it whole.
+    """
     result = dict(data)
-    size = len(json.dumps(result, ensure_ascii=False).encode())
-    if size <= MAXIMUM_EVENT_BYTES:
+    if travelling_size(_as_text(result)) <= EVENT - EVENT_TEXT:
         return result
-    room = MAXIMUM_EVENT_BYTES // 4
-    for name, value in result.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if len(text.encode()) > room:
-            result[name] = text.encode()[:room].decode(errors="ignore") + CUT_MARK
+    for name, value in data.items():
+        text = value if isinstance(value, str) else _as_text(value)
+        cut = cut_text(text, EVENT_TEXT)
+        if cut != text:
+            result[name] = cut
+            result["cut"] = [*result.get("cut", ()), name]
     return result
+
+
+def _as_text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

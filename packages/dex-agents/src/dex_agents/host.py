@@ -87,8 +87,7 @@ async def open_agent_host(
         folder = cache_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="dex-agents-"))
         cache = open_blob_cache(BlobCacheConfig(str(folder), _CACHE_BYTES))
         stack.callback(cache.close)
-        executor = stack.enter_context(ThreadPoolExecutor(max_concurrent_tasks, "dex-agents-tool"))
-        asyncio.get_running_loop().set_default_executor(executor)
+        _use_executor(stack, max_concurrent_tasks)
         registry: Any = Registry(list(flows), allow_async_handlers=True)
         options = ClientOptions(
             server_address=server_address,
@@ -157,6 +156,18 @@ def _check_options(flows: Sequence[AgentSessionFlow], mode: str, slots: int, res
             f"max_concurrent_tasks={slots!r} with reserved_rpc_tasks={reserved!r} would let Steps "
             f"keep RPCs out; use at least 2 slots and reserve at least one, but not all"
         )
+
+
+def _use_executor(stack: AsyncExitStack, threads: int) -> None:
+    """Let sync tool bodies run on threads of our own while the host is open.
+
+    A body that hangs does not keep the host from closing; its thread ends with the process.
+    """
+    loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(threads, "dex-agents-tool")
+    loop.set_default_executor(executor)
+    stack.callback(executor.shutdown, wait=False)
+    stack.callback(lambda: loop.set_default_executor(ThreadPoolExecutor()))
 
 
 async def _require_reachable(address: str, seconds: float) -> None:

@@ -49,6 +49,8 @@ class AgentMessage:
         framework_item: the message in the framework's own form, JSON text.
         tool_output: for role ``tool``: what the tool returned.
         turn_id: the turn that added it.
+
+    Of a message of more than 256 KiB `text` and `tool_output` are cut; `framework_item` is whole.
     """
 
     sequence: int
@@ -74,6 +76,7 @@ class AgentMessage:
             "framework_item": self.framework_item,
             "tool_output": self.tool_output,
             "turn_id": self.turn_id,
+            "parts": 0,
         }
 
     @classmethod

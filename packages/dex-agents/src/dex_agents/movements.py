@@ -19,11 +19,10 @@ from dex import (
 )
 
 from dex_agents.runtime import SessionRuntime
-from dex_agents.session_header import TurnPosition
+from dex_agents.session_header import TurnPosition, turn_id_of
 from dex_agents.session_schema import (
     SessionSchema,
     call_key,
-    message_key,
     output_name,
     run_state_name,
 )
@@ -35,7 +34,7 @@ from dex_agents.steps.finish_turn import FinishTurn
 from dex_agents.steps.resume_turn import ResumeTurn
 from dex_agents.steps.run_model import RecoverModelCall, RunModel
 from dex_agents.steps.start_agent_session import StartAgentSession
-from dex_agents.stored_record import STEP_INPUT, StoredRecord, write_record
+from dex_agents.stored_record import CALL_INPUT, QUEUED_INPUT, StoredRecord, write_record
 from dex_agents.tool_calls import ToolCallRecord
 
 _TOTAL = timedelta(days=30)
@@ -62,21 +61,17 @@ class SessionMovements:
         """Make the turn's next model call."""
         schema = self._schema
         turn = position.turn_id
+        position = replace(position, has_history=self._runtime.travels(position))
         loads = [schema.turns.load(turn)]
         loads += [schema.calls.load(call_key(turn, each)) for each in position.calls]
         loads += schema.load_parts(run_state_name(turn), position.run_state_parts)
-        for summary in position.done:
-            if summary.tool_call_id in position.calls:
-                loads += schema.load_parts(
-                    output_name(call_key(turn, summary.tool_call_id)), summary.parts
-                )
-        if self._runtime.travels(position):
-            loads += [
-                schema.messages.load(message_key(sequence))
-                for sequence in range(1, position.message_count + 1)
-            ]
+        for summary in position.results:
+            name = output_name(call_key(turn, summary.tool_call_id))
+            loads += schema.load_parts(name, summary.parts)
         options = self._options(self._runtime.settings.model_timeout)
         options = replace(options, execute_load_attribute_map_instances=tuple(loads))
+        if position.has_history:
+            options = replace(options, execute_load_attribute_maps=(schema.messages,))
         recovery = self._short(load=(schema.turns.load(turn),))
         return StepMovement.of(
             RunModel,
@@ -127,14 +122,17 @@ class SessionMovements:
     def finish_turn(self, position: TurnPosition) -> StepMovement[StoredRecord]:
         """End the turn and decide, under the lock, what follows."""
         schema = self._schema
-        load = (schema.turns.load(position.turn_id), schema.queued.load(str(position.queue_head)))
+        load = [schema.turns.load(position.turn_id), schema.queued.load(str(position.queue_head))]
+        before = turn_id_of(position.turn_number - 1)
+        if before:
+            load.append(schema.turns.load(before))
         return StepMovement.of(
-            FinishTurn, position.to_record(), options=self._short(load=load, locked=True)
+            FinishTurn, position.to_record(), options=self._short(load=tuple(load), locked=True)
         )
 
     def announce_queued(self, message_id: str) -> StepMovement[StoredRecord]:
         """Announce that a message waits for its turn."""
-        data = write_record(STEP_INPUT, {"message_id": message_id})
+        data = write_record(QUEUED_INPUT, {"message_id": message_id})
         return StepMovement.of(AnnounceQueuedMessage, data, options=self._short())
 
     def _options(self, body_timeout: float) -> StepOptions:
@@ -168,7 +166,7 @@ class SessionMovements:
 def call_input(record: ToolCallRecord) -> StoredRecord:
     """Return the input of a Step about one call."""
     data = {"turn_id": record.turn_id, "tool_call_id": record.tool_call_id}
-    return write_record(STEP_INPUT, data)
+    return write_record(CALL_INPUT, data)
 
 
 def _retry(attempts: int) -> RetryPolicy:

@@ -107,7 +107,8 @@ class AgentFrameworkRunner(Protocol):
     async def prepare(self) -> None:
         """Build what only a Worker needs: the agent, model clients, tool connections.
 
-        Called once per Worker before it takes work. An exception stops the host.
+        Called before the first model call, tool call or check of arguments, and not again once it
+        has returned. `open_agent_host` calls it before it takes work; an exception stops the host.
         """
 
     async def run_model(
@@ -141,6 +142,8 @@ class AgentFrameworkRunner(Protocol):
         self, content: str | list[dict[str, Any]], message_id: str
     ) -> MessageDraft:
         """Turn what a user sent into a message of the framework.
+
+        May be called before `prepare`. An exception refuses the message.
 
         Args:
             content: text or content blocks.

@@ -4,56 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dex import (
     AsyncClient,
-    AttributeMapLoad,
     FlowAlreadyStartedError,
-    FlowNotActiveOrNotFoundError,
+    FlowNotFoundError,
     LongPollTimeoutError,
-    RPCInvokeOptions,
-    RpcLockConflictError,
     StartFlowOptions,
 )
 
 from dex_agents.errors import (
     AgentUsageError,
+    InputTooLargeError,
     InterruptAlreadyResolvedError,
     InterruptNotFoundError,
     InvalidArgumentsError,
+    MessageRefusedError,
     SessionAlreadyStartedError,
     SessionNotFoundError,
+    StoredRecordError,
+    WorkerUnavailableError,
 )
 from dex_agents.events import AgentEvent, AgentEventType
 from dex_agents.messages import AgentMessage, Content, require_content
-from dex_agents.session_flow import AgentSessionFlow, read_message_records
-from dex_agents.session_header import SessionHeader, SessionStatus, TurnRecord, TurnState
+from dex_agents.session_calls import SessionCalls
+from dex_agents.session_flow import AgentSessionFlow
+from dex_agents.session_header import SessionHeader, SessionStatus, TurnRecord, TurnState, turn_id_of
+from dex_agents.session_schema import call_key, is_usable_name, output_name, part_key
+from dex_agents.size_limits import CALL_ARGUMENTS, CONFIG, REASON, RECORD
 from dex_agents.snapshot import AgentSnapshot, PendingInterrupt, QueuedMessage, TurnResult
 from dex_agents.stored_record import (
-    ANSWER,
     EVENT,
-    MESSAGE,
     QUEUED_MESSAGE,
-    REQUEST,
     SENT,
-    SESSION,
+    START,
     TOOL_CALL,
+    TOOL_OUTPUT_PART,
     TURN,
     StoredRecord,
+    parse_record,
     read_record,
+    record_size,
+    require_format,
     write_record,
 )
 from dex_agents.tool_calls import ToolCallRecord, ToolCallStatus
 from dex_agents.usage import TokenUsage
 
-_FIRST_PAUSE = 0.005
-_LONGEST_PAUSE = 0.5
 _MOST_QUEUED = 20
+_REMEMBERED_EVENTS = 10_000
+_TURN_PAGE = 8
 _TURN_ENDS = frozenset(
     {AgentEventType.TURN_COMPLETED, AgentEventType.TURN_FAILED, AgentEventType.TURN_CANCELED}
 )
@@ -78,7 +83,8 @@ class MessageReceipt:
 
     Attributes:
         message_id: its id.
-        sequence: its place in the conversation; None while it waits for its turn.
+        sequence: its place in the conversation; None while it waits for its turn, or if the agent
+            could not take it.
         turn_id: its turn; None while it waits.
     """
 
@@ -93,7 +99,7 @@ class AgentSessionClient:
     Args:
         client: an AsyncClient whose Registry holds `flow`.
         flow: the flow, as hosted or from `session_client_flow`.
-        lock_timeout: how long calls that decide wait for each other, seconds.
+        lock_timeout: how long a call waits for others that decide and for a Worker, seconds.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class AgentSessionClient:
     ) -> None:
         self._client = client
         self._flow = flow
-        self._lock_timeout = lock_timeout
+        self._calls = SessionCalls(client, flow, lock_timeout)
 
     async def start_session(
         self,
@@ -121,21 +127,24 @@ class AgentSessionClient:
 
         Raises:
             EmptyMessageError: there is nothing in `content`.
+            InputTooLargeError: the message or `config` is too large.
             SessionAlreadyStartedError: the session exists.
         """
-        if not session_id:
+        if not session_id.strip():
             raise AgentUsageError("session_id is empty; name the conversation")
         data = {
             "content": require_content(content),
-            "message_id": request_id or uuid.uuid4().hex,
+            "message_id": _require_message_id(request_id),
             "config": dict(config or {}),
         }
+        _write_input("the configuration", data["config"], CONFIG)
+        record = _write_input("the message", data, RECORD - CONFIG)
         options = StartFlowOptions(
             request_id=request_id, ignore_already_started=request_id is not None
         )
         try:
             await self._client.start_flow(
-                self._flow, session_id, write_record(REQUEST, data), options
+                self._flow, session_id, record, options
             )
         except FlowAlreadyStartedError:
             raise SessionAlreadyStartedError(session_id) from None
@@ -150,16 +159,24 @@ class AgentSessionClient:
 
         Raises:
             EmptyMessageError: there is nothing in `content`.
+            InputTooLargeError: the message is too large.
+            MessageRefusedError: the agent cannot take it.
             SessionNotFoundError: no such session.
+            WorkerUnavailableError: no Worker answered.
         """
-        message_id = message_id or uuid.uuid4().hex
+        message_id = _require_message_id(message_id)
         request = {"content": require_content(content), "message_id": message_id}
-        answer = await self._invoke(
+        _write_input("the message", request, RECORD - CONFIG)
+        answer = await self._calls.decide(
             self._flow.accept_user_message,
-            session_id,
+            _require_session_id(session_id),
             request,
-            (self._flow.schema.sent.load(message_id),),
+            {"sent": [message_id]},
         )
+        if answer["outcome"] == "refused":
+            raise MessageRefusedError(answer["detail"])
+        if answer["outcome"] == "starting":
+            raise WorkerUnavailableError(self._flow.get_flow_type(), self._calls.patience)
         return MessageReceipt(message_id, answer["sequence"], answer["turn_id"])
 
     async def run_turn(
@@ -174,20 +191,25 @@ class AgentSessionClient:
 
         Interrupts must be answered by somebody else meanwhile.
 
+        Args:
+            config: for a session that this starts; one that exists keeps its own.
+
         Raises:
             EmptyMessageError: there is nothing in `content`.
+            WorkerUnavailableError: no Worker answered.
         """
-        message_id = message_id or uuid.uuid4().hex
+        message_id = _require_message_id(message_id)
         token = await self._newest_token(session_id)
         try:
-            receipt = await self.send_user_message(session_id, content, message_id=message_id)
+            await self.send_user_message(session_id, content, message_id=message_id)
         except SessionNotFoundError:
-            await self.start_session(session_id, content, config=config, request_id=message_id)
-            receipt = MessageReceipt(message_id, 1, "turn-1")
-        turn_id = receipt.turn_id
+            try:
+                await self.start_session(session_id, content, config=config, request_id=message_id)
+            except SessionAlreadyStartedError:
+                # Somebody else has started it meanwhile, or it is closed.
+                await self.send_user_message(session_id, content, message_id=message_id)
         while True:
-            turn_id = turn_id or await self._turn_of(session_id, message_id)
-            turn = None if turn_id is None else await self._read_turn(session_id, turn_id)
+            turn = await self._turn_of(session_id, message_id)
             if turn is not None and turn.state is not TurnState.RUNNING:
                 return await self._turn_result(session_id, turn)
             token = await self._wait_turn_end(session_id, token)
@@ -209,8 +231,16 @@ class AgentSessionClient:
     async def stream_agent_events(
         self, session_id: str, resume_token: str = ""
     ) -> AsyncIterator[SessionEvent]:
-        """Yield events for ever, each once."""
-        seen: set[str] = set()
+        """Yield events for ever, each once.
+
+        Raises:
+            SessionNotFoundError: no such session.
+        """
+        try:
+            await self._client.get_flow_summary(_require_session_id(session_id))
+        except FlowNotFoundError:
+            raise SessionNotFoundError(session_id) from None
+        seen: OrderedDict[str, None] = OrderedDict()
         while True:
             try:
                 message = await self.read_agent_event(session_id, resume_token)
@@ -218,9 +248,12 @@ class AgentSessionClient:
                 continue
             resume_token = message.resume_token
             event_id = json.loads(message.value.payload)["event_id"]
-            if event_id not in seen:
-                seen.add(event_id)
-                yield message
+            if event_id in seen:
+                continue
+            seen[event_id] = None
+            if len(seen) > _REMEMBERED_EVENTS:
+                seen.popitem(last=False)
+            yield message
 
     async def resolve_interrupt(
         self,
@@ -244,23 +277,26 @@ class AgentSessionClient:
             InterruptNotFoundError: the session has no such interrupt.
             InterruptAlreadyResolvedError: it was answered otherwise.
             InvalidArgumentsError: the edited arguments do not match the tool's schema.
+            InputTooLargeError: an argument of this call is too large.
             SessionNotFoundError: no such session.
+            WorkerUnavailableError: no Worker answered.
         """
         if edited_arguments is not None and not approved:
             raise AgentUsageError(
                 "edited_arguments go with approved=True; a rejected call has none"
             )
-        resolution = {
-            "approved": approved,
-            "reason": reason,
-            "arguments": None if edited_arguments is None else dict(edited_arguments),
-            "resolved_by": resolved_by,
-        }
-        answer = await self._invoke(
+        words = {"reason": reason, "resolved_by": resolved_by}
+        _write_input("the reason", words, REASON)
+        arguments = None if edited_arguments is None else dict(edited_arguments)
+        _write_input("edited_arguments", {"arguments": arguments}, CALL_ARGUMENTS)
+        if "/" in interrupt_id or not interrupt_id.strip():
+            raise InterruptNotFoundError(session_id, interrupt_id)
+        resolution = {"approved": bool(approved), **words, "arguments": arguments}
+        answer = await self._calls.decide(
             self._flow.answer_interrupt,
-            session_id,
+            _require_session_id(session_id),
             {"interrupt_id": interrupt_id, "resolution": resolution},
-            (self._flow.schema.calls.load(interrupt_id),) if interrupt_id else (),
+            {"calls": [interrupt_id]},
         )
         if answer["outcome"] == "unknown":
             raise InterruptNotFoundError(session_id, interrupt_id)
@@ -280,26 +316,41 @@ class AgentSessionClient:
 
         Raises:
             SessionNotFoundError: no such session.
+            WorkerUnavailableError: no Worker answered.
         """
-        header, status, turn = await self._read_state(session_id)
-        if header is None:
-            return _empty_snapshot()
-        if turn is not None and turn.state is not TurnState.RUNNING:
+        if after_sequence < 0 or limit < 0:
+            raise AgentUsageError("after_sequence and limit must not be negative")
+        session_id = _require_session_id(session_id)
+        while True:
+            first = await self._calls.read(session_id)
+            header = first.header
+            if header is None:
+                return _empty_snapshot()
+            names = [turn_id_of(header.turn_number), turn_id_of(header.turn_number - 1)]
+            names = [name for name in names if name]
+            state = await self._calls.read(session_id, turns=names)
+            if state.header != header or state.status is None:
+                continue
+            turns = [_parse_turn(name, state.find("turns", name)) for name in names]
+            queued = await self._read_queued(session_id, header)
+            if queued is None:
+                continue
+            calls = await self._read_tool_calls(session_id, turns)
+            break
+        count, usage = header.message_count, header.usage
+        error, status = header.last_turn_error, state.status
+        if status is SessionStatus.RUNNING and turns and turns[0].state is not TurnState.RUNNING:
             # The outcome is committed; FinishTurn is about to take it into the header.
-            count, error = turn.message_count, turn.error
-            if status is SessionStatus.RUNNING and header.queue_head == header.queue_tail:
-                status = SessionStatus.IDLE
-        else:
-            count, error = header.message_count, header.last_turn_error
-        calls, queued = await self._read_open_state(session_id, header)
+            count, error, usage = turns[0].message_count, turns[0].error, usage + turns[0].usage
+            status = SessionStatus.RUNNING if queued else SessionStatus.IDLE
         last = min(count, after_sequence + limit)
-        records = await read_message_records(
-            self._client, self._flow, session_id, after_sequence + 1, last
+        messages = await self._calls.read_messages(
+            session_id, after_sequence + 1, last, header.message_bytes
         )
         return AgentSnapshot(
             status=status,
             turn_id=header.turn_id,
-            messages=tuple(_message(record) for record in records),
+            messages=tuple(messages),
             message_count=count,
             pending_interrupts=tuple(
                 _interrupt(call)
@@ -309,76 +360,78 @@ class AgentSessionClient:
             tool_calls=calls,
             queued_messages=queued,
             last_turn_error=error,
-            usage=header.usage,
+            usage=usage,
         )
 
-    async def _read_state(
-        self, session_id: str
-    ) -> tuple[SessionHeader | None, SessionStatus, TurnRecord | None]:
-        data = await self._invoke(self._flow.read_session, session_id, {}, ())
-        if data["header"] is None:
-            return None, SessionStatus.RUNNING, None
-        header = SessionHeader.from_json(
-            read_record(SESSION, StoredRecord(*data["header"]), "the session")
-        )
-        turn = await self._read_turn(session_id, header.turn_id)
-        return header, SessionStatus(data["status"]), turn
-
-    async def _read_turn(self, session_id: str, turn_id: str) -> TurnRecord | None:
-        data = await self._invoke(
-            self._flow.read_session,
-            session_id,
-            {"turns": [turn_id]},
-            (self._flow.schema.turns.load(turn_id),),
-        )
-        if data["turn"] is None:
+    async def _read_queued(
+        self, session_id: str, header: SessionHeader
+    ) -> tuple[QueuedMessage, ...] | None:
+        """Read the waiting messages; None if one got its turn meanwhile."""
+        last = min(header.queue_tail, header.queue_head + _MOST_QUEUED)
+        keys = [str(number) for number in range(header.queue_head, last)]
+        records = await self._calls.read_many(session_id, "queued", keys)
+        if len(records) < len(keys):
             return None
-        record = StoredRecord(*data["turn"])
-        return TurnRecord.from_json(read_record(TURN, record, f"turn {turn_id!r}"))
+        data = [read_record(QUEUED_MESSAGE, records[key], "a waiting message") for key in keys]
+        return tuple(QueuedMessage(each["message_id"], each["content"]) for each in data)
 
-    async def _turn_of(self, session_id: str, message_id: str) -> str | None:
-        data = await self._invoke(
-            self._flow.read_session,
-            session_id,
-            {"sent": [message_id]},
-            (self._flow.schema.sent.load(message_id),),
-        )
-        if data["sent"] is None:
+    async def _read_tool_calls(
+        self, session_id: str, turns: list[TurnRecord]
+    ) -> tuple[ToolCallRecord, ...]:
+        """Read the calls of the current and the last turn, oldest first, with whole outputs."""
+        keys = [
+            call_key(turn.turn_id, tool_call_id)
+            for turn in reversed(turns)
+            for tool_call_id, _ in turn.calls
+        ]
+        records = await self._calls.read_many(session_id, "calls", keys)
+        calls = [
+            parse_record(TOOL_CALL, records[key], f"call {key!r}", ToolCallRecord.from_json)
+            for key in keys
+            if key in records
+        ]
+        return tuple([await self._with_output(session_id, call) for call in calls])
+
+    async def _with_output(self, session_id: str, call: ToolCallRecord) -> ToolCallRecord:
+        if not call.output_parts:
+            return call
+        name = output_name(call_key(call.turn_id, call.tool_call_id))
+        keys = [part_key(name, index) for index in range(call.output_parts)]
+        parts = await self._calls.read_many(session_id, "parts", keys)
+        if len(parts) < len(keys):
+            # The turn after the next has ended meanwhile.
+            return call
+        bodies = [require_format(TOOL_OUTPUT_PART, parts[key], key).body for key in keys]
+        return replace(call, output="".join(bodies))
+
+    async def _turn_of(self, session_id: str, message_id: str) -> TurnRecord | None:
+        """Return the turn that a message got, or None while it waits."""
+        sent = (await self._calls.read(session_id, sent=[message_id])).find("sent", message_id)
+        if sent is None:
             return None
-        turn_id: str | None = read_record(SENT, StoredRecord(*data["sent"]), "sent")["turn_id"]
-        return turn_id
+        turn_id: str | None = read_record(SENT, sent, f"message {message_id!r}")["turn_id"]
+        if turn_id is None:
+            return None
+        turns = await self._calls.read(session_id, turns=[turn_id])
+        return _parse_turn(turn_id, turns.find("turns", turn_id))
 
     async def _turn_result(self, session_id: str, turn: TurnRecord) -> TurnResult:
-        records = await read_message_records(
-            self._client, self._flow, session_id, 1, turn.message_count
-        )
-        messages = [_message(record) for record in records]
+        # A turn's messages are the last ones of the conversation it left behind.
+        last = turn.message_count
+        messages: list[AgentMessage] = []
+        while last > 0:
+            first = max(1, last - _TURN_PAGE + 1)
+            page = await self._calls.read_messages(session_id, first, last)
+            messages[:0] = [each for each in page if each.turn_id == turn.turn_id]
+            if len([each for each in page if each.turn_id == turn.turn_id]) < len(page):
+                break
+            last = first - 1
         return TurnResult(
             turn_id=turn.turn_id,
             state=turn.state,
-            messages=tuple(each for each in messages if each.turn_id == turn.turn_id),
+            messages=tuple(messages),
             error=turn.error,
             usage=turn.usage,
-        )
-
-    async def _read_open_state(
-        self, session_id: str, header: SessionHeader
-    ) -> tuple[tuple[ToolCallRecord, ...], tuple[QueuedMessage, ...]]:
-        last = min(header.queue_tail, header.queue_head + _MOST_QUEUED)
-        keys = [str(number) for number in range(header.queue_head, last)]
-        loads = tuple(self._flow.schema.queued.load(key) for key in keys)
-        data = await self._invoke(self._flow.read_open_state, session_id, {"queued": keys}, loads)
-        calls = [
-            ToolCallRecord.from_json(read_record(TOOL_CALL, StoredRecord(*each), "a call"))
-            for each in data["calls"]
-        ]
-        queued = [
-            read_record(QUEUED_MESSAGE, StoredRecord(*each), "a waiting message")
-            for each in data["queued"]
-        ]
-        calls.sort(key=lambda call: (int(call.turn_id.split("-")[1]), call.round, call.index))
-        return tuple(calls), tuple(
-            QueuedMessage(each["message_id"], each["content"]) for each in queued
         )
 
     async def _newest_token(self, session_id: str) -> str:
@@ -395,35 +448,41 @@ class AgentSessionClient:
             if message.value.type in _TURN_ENDS:
                 return token
 
-    async def _invoke(
-        self,
-        method: Callable[..., Any],
-        session_id: str,
-        request: Mapping[str, Any],
-        loads: tuple[AttributeMapLoad, ...],
-    ) -> dict[str, Any]:
-        """Invoke an RPC, waiting for whoever holds the session's lock."""
-        invoke: Callable[..., Awaitable[StoredRecord]] = self._client.invoke_rpc
-        options = RPCInvokeOptions(load_attribute_map_instances=loads)
-        deadline = asyncio.get_running_loop().time() + self._lock_timeout
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                answer = await invoke(
-                    method, session_id, write_record(REQUEST, request), options=options
-                )
-                return read_record(ANSWER, answer, "the answer")
-            except FlowNotActiveOrNotFoundError:
-                raise SessionNotFoundError(session_id) from None
-            except RpcLockConflictError:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise
-                await asyncio.sleep(random.uniform(0, pause))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+
+def _require_session_id(session_id: str) -> str:
+    if not session_id.strip():
+        raise SessionNotFoundError(session_id)
+    return session_id
 
 
-def _message(record: StoredRecord) -> AgentMessage:
-    return AgentMessage.from_json(read_record(MESSAGE, record, "a message"))
+def _require_message_id(message_id: str | None) -> str:
+    if message_id is None:
+        return uuid.uuid4().hex
+    if not is_usable_name(message_id):
+        raise AgentUsageError(
+            f"message id {message_id!r} cannot be used; choose up to 128 characters without '/'"
+        )
+    return message_id
+
+
+def _write_input(what: str, data: Mapping[str, Any], limit: int) -> StoredRecord:
+    """Return what is sent.
+
+    Raises:
+        AgentUsageError: it is not JSON, or too large.
+    """
+    try:
+        record = write_record(START, data)
+    except StoredRecordError:
+        raise AgentUsageError(f"{what} must be JSON data: text, numbers, lists and dicts") from None
+    size = record_size(record)
+    if size > limit:
+        raise InputTooLargeError(what, size, limit)
+    return record
+
+
+def _parse_turn(turn_id: str, record: StoredRecord | None) -> TurnRecord:
+    return parse_record(TURN, record, f"turn {turn_id!r}", TurnRecord.from_json)
 
 
 def _interrupt(call: ToolCallRecord) -> PendingInterrupt:

@@ -6,28 +6,20 @@ the Step they schedule.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from dex import (
-    AsyncClient,
-    Context,
-    Flow,
-    PersistenceSchema,
-    RPCInvokeOptions,
-    RPCResult,
-    StepList,
-    rpc,
-)
+from dex import AsyncClient, Context, Flow, PersistenceSchema, RPCResult, StepList, rpc
 
 from dex_agents.errors import AgentUsageError, InvalidArgumentsError
+from dex_agents.messages import AgentMessage
 from dex_agents.movements import SessionMovements
 from dex_agents.runner_contract import AgentFrameworkRunner
 from dex_agents.runtime import SessionRuntime
+from dex_agents.session_calls import LARGEST_ANSWER, SessionCalls
 from dex_agents.session_hand_over import begin_turn, read_header, write_header
 from dex_agents.session_header import SessionStatus
-from dex_agents.session_schema import SessionSchema, message_key
+from dex_agents.session_schema import SessionSchema
 from dex_agents.settings import SessionSettings
 from dex_agents.steps.announce_queued_message import AnnounceQueuedMessage
 from dex_agents.steps.announce_tool_result import AnnounceToolResult
@@ -39,19 +31,20 @@ from dex_agents.steps.run_model import RecoverModelCall, RunModel
 from dex_agents.steps.start_agent_session import StartAgentSession
 from dex_agents.stored_record import (
     ANSWER,
+    ANSWERED,
     QUEUED_MESSAGE,
     REQUEST,
     SENT,
-    STEP_INPUT,
     TOOL_CALL,
     StoredRecord,
+    parse_record,
     read_record,
+    record_size,
     write_record,
 )
 from dex_agents.tool_calls import Resolution, ToolCallRecord, ToolCallStatus
+from dex_agents.turn_failure import describe_error
 from dex_agents.wall_clock import read_wall_clock
-
-_PAGE_OF_MESSAGES = 8
 
 
 class AgentSessionFlow(Flow[StoredRecord]):
@@ -106,13 +99,21 @@ class AgentSessionFlow(Flow[StoredRecord]):
                 f"flow {self._flow_type!r} has no agent, it can only be talked to; host the flow "
                 f"that was built with one"
             )
-        await self._runtime.runner.prepare()
+        await self._runtime.prepared_runner()
 
-    def bind_client(self, client: AsyncClient) -> None:
-        """Let model calls read histories that are too long to travel with their Step."""
+    def bind_client(self, client: AsyncClient | None) -> None:
+        """Let model calls read histories that are too long to travel with their Step.
 
-        async def read(session_id: str, first: int, last: int) -> list[StoredRecord]:
-            return await read_message_records(client, self, session_id, first, last)
+        Args:
+            client: None unbinds the one that was bound.
+        """
+        if client is None:
+            self._runtime.read_messages = None
+            return
+        calls = SessionCalls(client, self)
+
+        async def read(session_id: str, first: int, last: int) -> list[AgentMessage]:
+            return await calls.read_messages(session_id, first, last)
 
         self._runtime.read_messages = read
 
@@ -123,87 +124,81 @@ class AgentSessionFlow(Flow[StoredRecord]):
         schema = self.schema
         known = schema.find(context, schema.sent, sent["message_id"])
         if known is not None:
-            return RPCResult(_answer(read_record(SENT, known, "the sent message")))
+            receipt = read_record(SENT, known, "the sent message")
+            return RPCResult(_answer("accepted", **receipt))
+        if schema.header.get(context) is None:
+            # The first Step, which begins the first turn, has not run yet.
+            return RPCResult(_answer("starting"))
+        try:
+            self._runtime.require_runner().build_user_message(sent["content"], sent["message_id"])
+        except Exception as error:  # the border to the runner
+            return RPCResult(_answer("refused", detail=describe_error(error)))
         header = read_header(self._runtime, context)
         if schema.status.get(context) == SessionStatus.RUNNING:
             key = str(header.queue_tail)
             schema.queued.set(context, key, write_record(QUEUED_MESSAGE, sent))
-            receipt: dict[str, Any] = {"sequence": None, "turn_id": None}
+            receipt = {"sequence": None, "turn_id": None}
             schema.sent.set(context, sent["message_id"], write_record(SENT, receipt))
             header = replace(header, queue_tail=header.queue_tail + 1)
             write_header(self._runtime, context, header, SessionStatus.RUNNING)
             step = self._movements.announce_queued(sent["message_id"])
-            return RPCResult(_answer(receipt), (step,))
+            return RPCResult(_answer("accepted", **receipt), (step,))
         step = begin_turn(self._runtime, self._movements, context, header, sent)
-        turn_number = header.turn_number + 1
-        receipt = {"sequence": header.message_count + 1, "turn_id": f"turn-{turn_number}"}
-        return RPCResult(_answer(receipt), (step,))
+        receipt = read_record(
+            SENT, schema.find(context, schema.sent, sent["message_id"]), "the sent message"
+        )
+        return RPCResult(_answer("accepted", **receipt), (step,))
 
     @rpc(lock_attributes=(SessionSchema.lock.lock(),))
-    def answer_interrupt(self, context: Context, input: StoredRecord) -> RPCResult[StoredRecord]:
+    async def answer_interrupt(
+        self, context: Context, input: StoredRecord
+    ) -> RPCResult[StoredRecord]:
         """Store the answer to an interrupt, once, and wake the Step that waits for it."""
         request = read_record(REQUEST, input, "the request")
         key = request["interrupt_id"]
         stored = self.schema.find(context, self.schema.calls, key)
         if stored is None:
-            return RPCResult(_answer({"outcome": "unknown"}))
-        record = ToolCallRecord.from_json(read_record(TOOL_CALL, stored, f"call {key!r}"))
+            return RPCResult(_answer("unknown"))
+        record = parse_record(TOOL_CALL, stored, f"call {key!r}", ToolCallRecord.from_json)
         if record.interrupt_id is None:
-            return RPCResult(_answer({"outcome": "unknown"}))
+            return RPCResult(_answer("unknown"))
         resolution = Resolution(**request["resolution"], resolved_at=read_wall_clock())
         if record.resolution is not None:
             same = record.resolution.is_same_answer(resolution)
-            return RPCResult(_answer({"outcome": "accepted" if same else "other"}))
+            return RPCResult(_answer("accepted" if same else "other"))
         if record.status is not ToolCallStatus.AWAITING_APPROVAL:
-            return RPCResult(_answer({"outcome": "other"}))
+            return RPCResult(_answer("other"))
         if resolution.arguments is not None:
             try:
-                self._runtime.require_runner().validate_arguments(
-                    record.tool_name, resolution.arguments
-                )
+                runner = await self._runtime.prepared_runner()
+                runner.validate_arguments(record.tool_name, resolution.arguments)
             except InvalidArgumentsError as error:
-                return RPCResult(_answer({"outcome": "invalid", "detail": str(error)}))
+                return RPCResult(_answer("invalid", detail=str(error)))
+            except Exception as error:  # the border to the runner
+                return RPCResult(_answer("invalid", detail=describe_error(error)))
         record = replace(record, resolution=resolution)
         self.schema.calls.set(context, key, write_record(TOOL_CALL, record.to_json()))
-        self.schema.answers.publish(context, key, write_record(STEP_INPUT, {}))
-        return RPCResult(_answer({"outcome": "accepted"}))
+        self.schema.answers.publish(context, key, write_record(ANSWERED, {}))
+        return RPCResult(_answer("accepted"))
 
     @rpc
     def read_session(self, context: Context, input: StoredRecord) -> RPCResult[StoredRecord]:
-        """Return the header and what was loaded of turns and sent messages."""
-        request = read_record(REQUEST, input, "the request")
-        schema = self.schema
-        header = schema.header.get(context)
-        data: dict[str, Any] = {"header": None, "status": schema.status.get(context)}
-        if header is not None:
-            data["header"] = _plain(header)
-        for turn_id in request.get("turns", ()):
-            data["turn"] = _plain(schema.find(context, schema.turns, turn_id))
-        for message_id in request.get("sent", ()):
-            data["sent"] = _plain(schema.sent.get(context, message_id))
-        return RPCResult(_answer(data))
-
-    @rpc(load_attribute_maps=(SessionSchema.calls,))
-    def read_open_state(self, context: Context, input: StoredRecord) -> RPCResult[StoredRecord]:
-        """Return the tool calls and the waiting messages that were loaded."""
-        request = read_record(REQUEST, input, "the request")
-        schema = self.schema
-        calls = [
-            _plain(schema.calls.get(context, key))
-            for key in schema.calls.get_all_instance_keys(context)
-        ]
-        queued = [_plain(schema.queued.get(context, key)) for key in request["queued"]]
-        return RPCResult(_answer({"calls": calls, "queued": [each for each in queued if each]}))
-
-    @rpc
-    def read_messages(self, context: Context, input: StoredRecord) -> RPCResult[StoredRecord]:
-        """Return the messages that were loaded."""
-        request = read_record(REQUEST, input, "the request")
-        found = [
-            _plain(self.schema.messages.get(context, message_key(sequence)))
-            for sequence in range(request["first"], request["last"] + 1)
-        ]
-        return RPCResult(_answer({"messages": [each for each in found if each]}))
+        """Return the header, the status, and as many of the loaded records as fit an answer."""
+        wanted: dict[str, list[str]] = read_record(REQUEST, input, "the request")["records"]
+        header = self.schema.header.get(context)
+        found: dict[str, dict[str, list[str] | None]] = {}
+        size = 0
+        for name, keys in wanted.items():
+            map = self.schema.readable[name]
+            found[name] = {}
+            for key in keys:
+                record = self.schema.find(context, map, key)
+                size += 0 if record is None else record_size(record)
+                if size > LARGEST_ANSWER and any(found.values()):
+                    break
+                found[name][key] = _plain(record)
+        status = self.schema.status.get(context)
+        return RPCResult(_answer("found", header=_plain(header), status=status, records=found))
 
 
 def session_client_flow(flow_type: str) -> AgentSessionFlow:
@@ -214,30 +209,8 @@ def session_client_flow(flow_type: str) -> AgentSessionFlow:
     return AgentSessionFlow(flow_type)
 
 
-async def read_message_records(
-    client: AsyncClient, flow: AgentSessionFlow, session_id: str, first: int, last: int
-) -> list[StoredRecord]:
-    """Read stored messages `first` to `last`, a few at a time, so that every answer is small."""
-    records: list[StoredRecord] = []
-    for start in range(first, last + 1, _PAGE_OF_MESSAGES):
-        end = min(start + _PAGE_OF_MESSAGES - 1, last)
-        loads = tuple(
-            flow.schema.messages.load(message_key(sequence)) for sequence in range(start, end + 1)
-        )
-        invoke: Callable[..., Awaitable[StoredRecord]] = client.invoke_rpc
-        answer = await invoke(
-            flow.read_messages,
-            session_id,
-            write_record(REQUEST, {"first": start, "last": end}),
-            options=RPCInvokeOptions(load_attribute_map_instances=loads),
-        )
-        found = read_record(ANSWER, answer, "the answer")["messages"]
-        records.extend(StoredRecord(*each) for each in found)
-    return records
-
-
-def _answer(data: dict[str, Any]) -> StoredRecord:
-    return write_record(ANSWER, data)
+def _answer(outcome: str, **data: Any) -> StoredRecord:
+    return write_record(ANSWER, {"outcome": outcome, **data})
 
 
 def _plain(record: StoredRecord | None) -> list[str] | None:

@@ -7,7 +7,16 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from dex_agents.stored_record import SESSION, STEP_INPUT, TURN, StoredRecord, write_record
+from dex_agents.size_limits import FAILURE_NOTE, travelling_size
+from dex_agents.stored_record import (
+    CALL_RESULT,
+    POSITION,
+    SESSION,
+    TURN,
+    StoredRecord,
+    parse_record,
+    write_record,
+)
 from dex_agents.usage import TokenUsage
 
 
@@ -28,6 +37,11 @@ class TurnState(StrEnum):
     CANCELED = "canceled"
 
 
+def turn_id_of(number: int) -> str:
+    """Name a turn; there is none before the first."""
+    return f"turn-{number}" if number else ""
+
+
 @dataclass(frozen=True)
 class SessionHeader:
     """What is decided under the session's lock.
@@ -41,7 +55,6 @@ class SessionHeader:
         queue_tail: the number the next waiting message gets.
         usage: tokens of all turns that have ended.
         last_turn_error: why the last turn failed, if it did.
-        old_calls: (call key, parts of its output) of the last turn, deleted when the next one ends.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -52,12 +65,11 @@ class SessionHeader:
     queue_tail: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     last_turn_error: str | None = None
-    old_calls: tuple[tuple[str, int], ...] = ()
 
     @property
     def turn_id(self) -> str:
-        """Id of the current or last turn."""
-        return f"turn-{self.turn_number}"
+        """Id of the current or last turn; empty before the first."""
+        return turn_id_of(self.turn_number)
 
     def to_record(self) -> StoredRecord:
         """Return the stored form."""
@@ -67,8 +79,7 @@ class SessionHeader:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SessionHeader:
         """Read the stored form."""
-        calls = tuple((key, parts) for key, parts in data["old_calls"])
-        return cls(**{**data, "usage": TokenUsage.from_json(data["usage"]), "old_calls": calls})
+        return cls(**{**data, "usage": TokenUsage.from_json(data["usage"])})
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class TurnRecord:
         message_count: messages in the conversation after it.
         message_bytes: their size.
         usage: tokens of its model calls.
-        calls: (call key, parts of its output) of all its tool calls.
+        calls: (tool call id, parts of its output) of its tool calls; a call that runs has 0 parts.
         run_state_parts: parts of the stored run state, deleted when it ends.
     """
 
@@ -119,8 +130,9 @@ class CallSummary:
 
     Attributes:
         tool_call_id: the model's id.
-        parts: parts of a long output; 0 when it stands in the record.
         text: the begin of the output.
+        parts: parts of a long output; 0 when it stands in the record.
+        size: bytes of the record and its parts.
     """
 
     tool_call_id: str
@@ -128,6 +140,16 @@ class CallSummary:
     status: str
     text: str
     parts: int = 0
+    size: int = 0
+
+    def to_record(self) -> StoredRecord:
+        """Return the form in which it is reported to the turn."""
+        return write_record(CALL_RESULT, asdict(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CallSummary:
+        """Read the stored form."""
+        return cls(**data)
 
 
 @dataclass(frozen=True)
@@ -142,9 +164,10 @@ class TurnPosition:
         calls: tool call ids of the last model message, in its order.
         done: summaries of all finished calls of the turn.
         run_state_parts: parts of the run state to go on from; 0 on the first round.
-        run_state_format: its format.
+        run_state_bytes: their size.
+        run_state_format: what they hold.
         usage: tokens of the turn so far.
-        config: the session's configuration.
+        has_history: whether the history travels with the model call's Step.
     """
 
     turn_number: int
@@ -155,32 +178,42 @@ class TurnPosition:
     calls: tuple[str, ...] = ()
     done: tuple[CallSummary, ...] = ()
     run_state_parts: int = 0
+    run_state_bytes: int = 0
     run_state_format: str = ""
     usage: TokenUsage = field(default_factory=TokenUsage)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    has_history: bool = True
 
     @property
     def turn_id(self) -> str:
         """Id of the turn."""
-        return f"turn-{self.turn_number}"
+        return turn_id_of(self.turn_number)
 
-    def next_round(
-        self, calls: tuple[str, ...], run_state: tuple[str, int], usage: TokenUsage
-    ) -> TurnPosition:
-        """Return where the turn stands once the model has asked for `calls`."""
-        return replace(
-            self,
-            round=self.round + 1,
-            calls=calls,
-            run_state_format=run_state[0],
-            run_state_parts=run_state[1],
-            usage=self.usage + usage,
-        )
+    @property
+    def results(self) -> tuple[CallSummary, ...]:
+        """Summaries of the calls of the last model message."""
+        return tuple(each for each in self.done if each.tool_call_id in self.calls)
+
+    @property
+    def required_bytes(self) -> int:
+        """Size of what the model call cannot do without, beside the history."""
+        return self.run_state_bytes + sum(each.size for each in self.results)
+
+    def with_results(self, results: tuple[CallSummary, ...]) -> TurnPosition:
+        """Return where the turn stands once the calls of a model message are done.
+
+        A Step's input has a limit too: of many calls the oldest lose their text.
+        """
+        done = list(self.done + results)
+        room = FAILURE_NOTE
+        for index in range(len(done) - 1, -1, -1):
+            room -= travelling_size(done[index].text)
+            if room < 0:
+                done[index] = replace(done[index], text="")
+        return replace(self, done=tuple(done))
 
     def to_record(self) -> StoredRecord:
         """Return the stored form."""
-        data = {**asdict(self), "config": dict(self.config), "usage": self.usage.to_json()}
-        return write_record(STEP_INPUT, data)
+        return write_record(POSITION, {**asdict(self), "usage": self.usage.to_json()})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TurnPosition:
@@ -189,7 +222,12 @@ class TurnPosition:
             **{
                 **data,
                 "calls": tuple(data["calls"]),
-                "done": tuple(CallSummary(**each) for each in data["done"]),
+                "done": tuple(CallSummary.from_json(each) for each in data["done"]),
                 "usage": TokenUsage.from_json(data["usage"]),
             }
         )
+
+    @classmethod
+    def from_record(cls, record: StoredRecord) -> TurnPosition:
+        """Read a Step's input."""
+        return parse_record(POSITION, record, "the Step's input", cls.from_json)

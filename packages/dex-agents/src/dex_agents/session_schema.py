@@ -5,7 +5,6 @@ A schema belongs to one Flow object: the SDK finds a Stream's Flow by the Stream
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import cast
 
@@ -21,10 +20,10 @@ from dex import (
     Stream,
 )
 
-from dex_agents.stored_record import StoredRecord
+from dex_agents.size_limits import IDENTIFIER_CHARACTERS, MIB
+from dex_agents.stored_record import StoredRecord, require_format
 
-EVENT_CAPACITY_BYTES = 64 * 1024 * 1024
-PART_BYTES = 192 * 1024
+EVENT_CAPACITY_BYTES = 64 * MIB
 
 
 class SessionSchema:
@@ -35,7 +34,7 @@ class SessionSchema:
         updated_at: when that was last written; indexed.
         lock: holds nothing; whoever decides holds its lock.
         header: counters and configuration; written under the lock only.
-        messages: the conversation, one record per message.
+        messages: the conversation, one record per message, more for a long one.
         queued: user messages that wait for their turn, one record each.
         calls: tool call records of the current and the last turn.
         turns: outcome of each turn.
@@ -63,6 +62,18 @@ class SessionSchema:
 
     def __init__(self) -> None:
         self.events = Stream("agent_events", StoredRecord, EVENT_CAPACITY_BYTES)
+
+    @property
+    def readable(self) -> dict[str, AttributeMap[StoredRecord]]:
+        """The maps that clients read, by the name they use."""
+        return {
+            "messages": self.messages,
+            "queued": self.queued,
+            "calls": self.calls,
+            "turns": self.turns,
+            "parts": self.parts,
+            "sent": self.sent,
+        }
 
     def persistence(self) -> PersistenceSchema:
         """Return the schema the SDK registers."""
@@ -92,17 +103,12 @@ class SessionSchema:
         """Select the parts of the text `name`."""
         return tuple(self.parts.load(part_key(name, index)) for index in range(count))
 
-    def write_parts(self, context: Context, name: str, format: str, text: str) -> int:
-        """Store a text of any length; return how many parts it took."""
-        count = 0
-        for count, part in enumerate(_split(text), start=1):
-            self.parts.set(context, part_key(name, count - 1), StoredRecord(format, part))
-        return count
-
-    def read_parts(self, context: Context, name: str, count: int) -> str:
+    def read_parts(self, context: Context, name: str, count: int, format: str) -> str:
         """Put a text together again; its parts must have been loaded."""
+        keys = [part_key(name, index) for index in range(count)]
         return "".join(
-            self.parts.get(context, part_key(name, index)).body for index in range(count)
+            require_format(format, self.find(context, self.parts, key), f"part {key!r}").body
+            for key in keys
         )
 
     def delete_parts(self, context: Context, name: str, count: int) -> None:
@@ -114,11 +120,6 @@ class SessionSchema:
 def part_key(name: str, index: int) -> str:
     """Name part `index` of the text `name`."""
     return f"{name}#{index}"
-
-
-def message_key(sequence: int) -> str:
-    """Name the record of a message; names sort by sequence."""
-    return f"{sequence:09d}"
 
 
 def call_key(turn_id: str, tool_call_id: str) -> str:
@@ -141,13 +142,12 @@ def output_name(key: str) -> str:
     return f"output:{key}"
 
 
-def _split(text: str) -> Iterator[str]:
-    """Yield pieces of at most `PART_BYTES` bytes, never within a character."""
-    data = text.encode()
-    start = 0
-    while start < len(data):
-        end = min(start + PART_BYTES, len(data))
-        while end < len(data) and data[end] & 0xC0 == 0x80:
-            end -= 1
-        yield data[start:end].decode()
-        start = end
+def is_usable_name(name: object) -> bool:
+    """Tell whether `name` can name a record."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= IDENTIFIER_CHARACTERS
+        and bool(name.strip())
+        and "/" not in name
+        and not any("\ud800" <= each <= "\udfff" for each in name)
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from dex_agents.size_limits import MIB
 from dex_agents_tool_policy import ToolEffect
 
 OUTCOME_UNKNOWN_TEXT = (
@@ -104,6 +105,8 @@ class ToolCallRecord:
         raised_at: when the approval was asked for, unix seconds.
         resolution: the answer to the approval.
         output_parts: parts of an output too long for the record, which then holds its begin.
+        output_bytes: size of those parts.
+        output_limit: bytes that its output may take; a longer one is replaced by a sentence.
     """
 
     tool_call_id: str
@@ -122,6 +125,8 @@ class ToolCallRecord:
     raised_at: float = 0.0
     resolution: Resolution | None = None
     output_parts: int = 0
+    output_bytes: int = 0
+    output_limit: int = 2 * MIB
 
     @property
     def effective_arguments(self) -> Mapping[str, Any]:
@@ -180,6 +185,8 @@ _PLAIN = (
     "interrupt_id",
     "raised_at",
     "output_parts",
+    "output_bytes",
+    "output_limit",
 )
 
 
@@ -194,6 +201,10 @@ def outcome_of_lost_call(record: ToolCallRecord, reason: str) -> ToolCallRecord:
     return record.end(ToolCallStatus.OUTCOME_UNKNOWN, text)
 
 
+def ignore_progress(data: object) -> None:
+    """Drop a report; stands in where nobody listens."""
+
+
 @dataclass(frozen=True)
 class ToolCallContext:
     """What a runner gets to run one call.
@@ -204,6 +215,7 @@ class ToolCallContext:
         call: the call, with the arguments it really runs with.
         attempt: 1 for the first.
         config: the session's configuration, JSON data.
+        report_progress: sends JSON data to whoever watches; within the event loop only.
         idempotency_key: ``<session>/<turn>/<tool call>``, the same on every attempt.
     """
 
@@ -212,6 +224,7 @@ class ToolCallContext:
     call: DeferredToolCall
     attempt: int
     config: Mapping[str, Any] = field(default_factory=dict)
+    report_progress: Callable[[Any], None] = ignore_progress
 
     @property
     def idempotency_key(self) -> str:

@@ -451,10 +451,15 @@ class Bench:
             self.make_cache(),
             WorkerOptions(server_address=self.address, pull=pull),
         )
-        running = RunningWorker(worker, asyncio.create_task(worker.start()))
-        self.workers.append(running)
-        await worker.wait_pull_registered(GUARD)
-        return running
+        serving = asyncio.create_task(worker.start())
+        try:
+            await worker.wait_pull_registered(GUARD)
+        except BaseException:
+            await worker.close()
+            await asyncio.gather(serving, return_exceptions=True)
+            raise
+        self.workers.append(RunningWorker(worker, serving))
+        return self.workers[-1]
 
     async def __aenter__(self) -> Bench:
         await self.start_engine()

@@ -311,6 +311,7 @@ def _check_numbers(record: Record) -> None:
         elif kind == "rpc_execution_completed":
             created.update(each.step_type for each in event.step_decision.next_steps)
     counters = Counter(record.run.counters)
+    del counters["sabotage"]
     extra = counters - created
     assert not created - counters
     assert sum(extra.values()) <= 1 + len(record.of_kind("step_execute_failed")), extra

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -20,13 +21,14 @@ from dex_embedded_engine.kernel import flows, reads, streams
 from dex_embedded_engine.kernel.core import Kernel
 from dex_embedded_engine.kernel.messages import Call, Event, Refusal, Reply
 from dex_embedded_engine.runs import Run
+from dex_embedded_engine.storage.streams import StoredMessage
 
 Operation = Callable[[Kernel, int], Message | None]
 _EXPECTED_REFUSALS = {
     "start_flow": {grpc.StatusCode.ALREADY_EXISTS},
     "stop_flow": {grpc.StatusCode.NOT_FOUND},
     "read": {grpc.StatusCode.NOT_FOUND},
-    "sabotage": {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INTERNAL, grpc.StatusCode.ABORTED},
+    "sabotage": {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED},
     "invoke_rpc": {
         grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.ABORTED,
@@ -105,8 +107,10 @@ class Clients:
             self._stop(flow_id)
         elif choice < 0.08:
             self._sabotage(flow_id)
-        elif choice < 0.2:
+        elif choice < 0.16:
             self._read(flow_id)
+        elif choice < 0.26:
+            self._read_stream(flow_id)
         else:
             rpcs = sorted(SCRIPTS[self._types[flow_id]].rpcs)
             finishers = SCRIPTS[self._types[flow_id]].finishers
@@ -134,7 +138,8 @@ class Clients:
             return
         if isinstance(output, Refusal):
             code = output.error.code
-            assert code in _EXPECTED_REFUSALS[pending.kind], (pending, output.error)
+            is_broken = pending.flow_id in self._broken and code is grpc.StatusCode.INTERNAL
+            assert is_broken or code in _EXPECTED_REFUSALS[pending.kind], (pending, output.error)
             if pending.kind == "invoke_rpc":
                 self._undone.append((pending.flow_id, pending.text))
                 self._finished.pop(pending.flow_id, None)
@@ -144,7 +149,7 @@ class Clients:
             self._runs[answer.run_id] = pending.flow_id
         elif isinstance(answer, pb.ReadStreamResponse):
             self._take_message(pending.flow_id, answer.message)
-        elif isinstance(pending.request, pb.StopFlowRequest):
+        elif pending.kind == "stop_flow" and isinstance(pending.request, pb.StopFlowRequest):
             self._stopped[pending.request.run_id] = pending.request.stop_type
         elif isinstance(pending.request, pb.InvokeRPCRequest):
             is_effect = pending.request.rpc_name not in ("look", "take_back")
@@ -244,13 +249,18 @@ class Clients:
                 pb.GetFlowSummaryRequest(flow_id=flow_id),
                 pb.GetFlowStateRequest(flow_id=flow_id),
                 pb.GetHistoryEventsRequest(flow_id=flow_id),
-                pb.ReadStreamRequest(
-                    flow_id=flow_id,
-                    flow_type=self._types[flow_id],
-                    stream_name=STREAM,
-                    resume_token=rng.choice(["", *self._tokens.get(flow_id, {})]),
-                ),
             )
+        )
+        self._send(Pending("read", flow_id, "", request))
+
+    def _read_stream(self, flow_id: str) -> None:
+        tokens = ["", *self._tokens.get(flow_id, {})]
+        token = tokens[-1] if self._world.rng.random() < 0.8 else self._world.rng.choice(tokens)
+        request = pb.ReadStreamRequest(
+            flow_id=flow_id,
+            flow_type=self._types[flow_id],
+            stream_name=STREAM,
+            resume_token=token,
         )
         self._send(Pending("read", flow_id, "", request))
 
@@ -261,36 +271,46 @@ class Clients:
             assert known == text, f"token {message.resume_token} was {known}, is {text}"
 
     def _sabotage(self, flow_id: str) -> None:
-        """Have an operation fail after it has changed the run, as if it had been refused or broken.
+        """Have an operation fail after it has changed the run, as if it were refused or broken.
 
-        What is refused must leave no trace; what breaks must end this one Flow and no other.
+        What is refused must leave no trace; what is broken must end this one Flow and no other.
         """
-        is_bug = self._world.rng.random() < 0.2
-        if is_bug:
+        way = self._world.rng.choice(["refused", "refused", "broken", "cannot be handed out"])
+        if way != "refused":
             self._broken.add(flow_id)
-
-        def operate(kernel: Kernel, call_id: int) -> Message | None:
-            run = kernel.find_run(flow_id)
-            if run.is_running:
-                change = kernel.change(run)
-                change.writes.extend(writes({"sabotage": 1, "total": 99, "steps": 99}))
-                change.publish([*publish("inbox", "sabotage"), *publish("never", 1)])
-                for execution in list(run.executions.values()):
-                    change.finish(execution)
-                change.create(move("sabotage"), lineage="", origin=(1, 0))
-                run.deadline_at = None
-            if is_bug:
-                raise LookupError("sabotage")
-            raise lock_conflict("sabotage")
-
         call_id = self._world.next_stream_id()
-        self._pending[call_id] = Pending("sabotage", flow_id, "", pb.StopFlowRequest())
-        self._world.post(Call(call_id, "sabotage", operate))
+        self._pending[call_id] = Pending("sabotage", flow_id, "", pb.WaitForFlowRequest())
+        operation = partial(_sabotage, flow_id, way)
+        self._world.post(Call(call_id, "sabotage", operation))
 
     def _send(self, pending: Pending) -> None:
         call_id = self._world.next_stream_id()
         self._pending[call_id] = pending
         self._world.post(Call(call_id, pending.kind, _operation(pending.request)))
+
+
+def _sabotage(flow_id: str, way: str, kernel: Kernel, call_id: int) -> Message:
+    run = kernel.find_run(flow_id)
+    change = kernel.change(run)
+    if way == "cannot be handed out":
+        step = move("sabotage")
+        step.step_input.internal_blob_id_for_string_value = "lost"
+        if run.is_running:
+            change.create(step, lineage="", origin=(1, 0))
+        return pb.WaitForFlowRequest()
+    change.writes.extend(writes({"sabotage": 1, "total": 99, "steps": 99}))
+    change.publish([*publish("inbox", "sabotage"), *publish("never", 1)])
+    for execution in list(run.executions.values()):
+        change.finish(execution)
+    change.create(move("sabotage"), lineage="", origin=(1, 0))
+    run.deadline_at = None
+    secret = pb.AttributeWrite(key="secret", value=to_value("x"), is_hard_delete_on_null=True)
+    kernel.write_hard(flow_id, [secret])
+    message = StoredMessage(0, kernel.now, "sabotage", to_value("sabotage"))
+    kernel.stores.streams.append((run.flow_type, STREAM), flow_id, message, (1e6, 1e6))
+    if way == "broken":
+        raise LookupError(way)
+    raise lock_conflict(way)
 
 
 def _operation(request: Message) -> Operation:

@@ -9,7 +9,7 @@ from dex import AsyncContext, Step, StepDecision, dead_end
 from dex_agents.events import AgentEventType
 from dex_agents.runtime import SessionRuntime
 from dex_agents.steps.context import emit
-from dex_agents.stored_record import STEP_INPUT, StoredRecord, read_record
+from dex_agents.stored_record import QUEUED_INPUT, StoredRecord, read_record
 
 if TYPE_CHECKING:
     from dex_agents.movements import SessionMovements
@@ -26,7 +26,7 @@ class AnnounceQueuedMessage(Step[StoredRecord]):
         self, context: AsyncContext, input: StoredRecord
     ) -> StepDecision:
         """Announce the message."""
-        message_id = read_record(STEP_INPUT, input, "the Step's input")["message_id"]
+        message_id = read_record(QUEUED_INPUT, input, "the Step's input")["message_id"]
         emit(
             self._runtime,
             context,

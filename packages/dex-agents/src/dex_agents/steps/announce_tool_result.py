@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dex import AsyncContext, Step, StepDecision, dead_end
@@ -10,14 +9,14 @@ from dex import AsyncContext, Step, StepDecision, dead_end
 from dex_agents.events import AgentEventType
 from dex_agents.runtime import SessionRuntime
 from dex_agents.session_header import CallSummary
-from dex_agents.session_schema import call_key, round_key
+from dex_agents.session_schema import round_key
+from dex_agents.size_limits import SUMMARY_CHARACTERS
 from dex_agents.steps.context import emit, read_call
-from dex_agents.stored_record import STEP_INPUT, StoredRecord, write_record
+from dex_agents.stored_record import TOOL_CALL, StoredRecord, record_size, write_record
+from dex_agents.tool_calls import ToolCallRecord
 
 if TYPE_CHECKING:
     from dex_agents.movements import SessionMovements
-
-_SUMMARY_CHARACTERS = 1000
 
 
 class AnnounceToolResult(Step[StoredRecord]):
@@ -32,30 +31,41 @@ class AnnounceToolResult(Step[StoredRecord]):
     ) -> StepDecision:
         """Announce, then report."""
         record = read_call(self._runtime, context, input)
-        key = call_key(record.turn_id, record.tool_call_id)
         emit(
             self._runtime,
             context,
             AgentEventType.TOOL_CALL_FINISHED,
             record.turn_id,
-            event_id=f"tool_call_finished/{key}",
-            data={
-                "tool_call_id": record.tool_call_id,
-                "tool_name": record.tool_name,
-                "status": record.status.value,
-                "output": record.output,
-            },
-        )
-        summary = CallSummary(
-            record.tool_call_id,
-            record.tool_name,
-            record.status.value,
-            (record.output or "")[:_SUMMARY_CHARACTERS],
-            record.output_parts,
+            event_id=f"tool_call_finished/{record.turn_id}/{record.tool_call_id}",
+            data=_event_data(record),
         )
         self._runtime.schema.results.publish(
-            context,
-            round_key(record.turn_id, record.round),
-            write_record(STEP_INPUT, asdict(summary)),
+            context, round_key(record.turn_id, record.round), _summarize(record).to_record()
         )
         return dead_end()
+
+
+def _event_data(record: ToolCallRecord) -> dict[str, object]:
+    data: dict[str, object] = {
+        "tool_call_id": record.tool_call_id,
+        "tool_name": record.tool_name,
+        "status": record.status.value,
+        "output": record.output,
+    }
+    if record.output_parts:
+        # The record holds the begin only.
+        data["cut"] = ["output"]
+    return data
+
+
+def _summarize(record: ToolCallRecord) -> CallSummary:
+    size = record_size(write_record(TOOL_CALL, record.to_json()))
+    text = (record.output or "")[:SUMMARY_CHARACTERS]
+    return CallSummary(
+        record.tool_call_id,
+        record.tool_name,
+        record.status.value,
+        text,
+        record.output_parts,
+        size + record.output_bytes,
+    )

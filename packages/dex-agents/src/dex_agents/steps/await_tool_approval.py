@@ -35,13 +35,15 @@ class AwaitToolApproval(Step[StoredRecord]):
     ) -> Wait:
         """Raise the interrupt and wait for its answer."""
         record = read_call(self._runtime, context, input)
+        if record.status is not ToolCallStatus.AWAITING_APPROVAL:
+            return Wait.skip_immediately()
         key = call_key(record.turn_id, record.tool_call_id)
         emit(
             self._runtime,
             context,
             AgentEventType.INTERRUPT_RAISED,
             record.turn_id,
-            event_id=f"interrupt_raised/{key}",
+            event_id=f"interrupt_raised/{record.turn_id}/{record.tool_call_id}",
             data={
                 "interrupt_id": key,
                 "tool_call_id": record.tool_call_id,
@@ -68,23 +70,26 @@ class AwaitToolApproval(Step[StoredRecord]):
         resolution = record.resolution
         if resolution is None:
             left = _seconds_left(record)
-            if left is not None and left > 0:
-                return go_to_many(self._movements.await_approval(record))
-            resolution = Resolution(False, EXPIRED_REASON, resolved_at=read_wall_clock())
+            if left is not None and left <= 0:
+                # Committed before it is announced; the next execution does that.
+                resolution = Resolution(False, EXPIRED_REASON, resolved_at=read_wall_clock())
+                record = replace(record, resolution=resolution)
+                write_call(self._runtime, context, record)
+            return go_to_many(self._movements.await_approval(record))
         key = call_key(record.turn_id, record.tool_call_id)
         emit(
             self._runtime,
             context,
             AgentEventType.INTERRUPT_RESOLVED,
             record.turn_id,
-            event_id=f"interrupt_resolved/{key}",
+            event_id=f"interrupt_resolved/{record.turn_id}/{record.tool_call_id}",
             data={
                 "interrupt_id": key,
+                "tool_call_id": record.tool_call_id,
                 "approved": resolution.approved,
                 "reason": resolution.reason,
             },
         )
-        record = replace(record, resolution=resolution)
         if resolution.approved:
             record = replace(record, status=ToolCallStatus.PENDING)
             write_call(self._runtime, context, record)

@@ -16,10 +16,11 @@ from dex_agents.session_header import (
     TurnPosition,
     TurnRecord,
     TurnState,
+    turn_id_of,
 )
-from dex_agents.session_schema import SessionSchema, output_name, run_state_name
+from dex_agents.session_schema import SessionSchema, call_key, output_name, run_state_name
 from dex_agents.steps.context import emit, read_turn
-from dex_agents.stored_record import QUEUED_MESSAGE, STEP_INPUT, StoredRecord, read_record
+from dex_agents.stored_record import QUEUED_MESSAGE, StoredRecord, read_record
 
 if TYPE_CHECKING:
     from dex_agents.movements import SessionMovements
@@ -42,7 +43,7 @@ class FinishTurn(Step[StoredRecord]):
         self, context: AsyncContext, input: StoredRecord
     ) -> StepDecision:
         """Announce the outcome, then begin the turn of the oldest waiting message, if any."""
-        position = TurnPosition.from_json(read_record(STEP_INPUT, input, "the Step's input"))
+        position = TurnPosition.from_record(input)
         if context.attempt > 1:
             # The lock may have been free since the first attempt's snapshot was taken.
             return go_to_many(self._movements.finish_turn(position))
@@ -77,14 +78,16 @@ class FinishTurn(Step[StoredRecord]):
         """Take the turn's outcome into the header; drop what only the turns before it needed."""
         schema = self._runtime.schema
         schema.delete_parts(context, run_state_name(turn.turn_id), turn.run_state_parts)
-        for key, parts in header.old_calls:
-            schema.calls.delete(context, key)
-            schema.delete_parts(context, output_name(key), parts)
+        before = turn_id_of(header.turn_number - 1)
+        if before:
+            for tool_call_id, parts in read_turn(self._runtime, context, before).calls:
+                key = call_key(before, tool_call_id)
+                schema.calls.delete(context, key)
+                schema.delete_parts(context, output_name(key), parts)
         return replace(
             header,
             message_count=turn.message_count,
             message_bytes=turn.message_bytes,
             usage=header.usage + turn.usage,
             last_turn_error=turn.error,
-            old_calls=turn.calls,
         )

@@ -8,6 +8,8 @@ from dex import AsyncContext
 
 from dex_agents.events import AgentEventType
 from dex_agents.runtime import SessionRuntime
+from dex_agents.size_limits import EVENT_TEXT
+from dex_agents.size_limits import split_text
 from dex_agents.steps.context import emit
 from dex_agents.usage import TokenUsage
 
@@ -24,6 +26,7 @@ class ModelEmitter:
         self._turn_id = turn_id
         self._count = 0
         self._pieces: list[str] = []
+        self._collected = 0
         self._type = AgentEventType.TEXT_DELTA
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = True
@@ -62,8 +65,10 @@ class ModelEmitter:
             self._start_timer()
             return
         self._pieces.append(delta)
-        if sum(len(piece) for piece in self._pieces) >= self._runtime.settings.text_bytes:
+        self._collected += len(delta)
+        if self._collected >= self._runtime.settings.text_bytes:
             self._flush()
+            self._start_timer()
 
     def _start_timer(self) -> None:
         loop = asyncio.get_running_loop()
@@ -80,11 +85,13 @@ class ModelEmitter:
             self._timer.cancel()
             self._timer = None
         pieces, self._pieces = self._pieces, []
+        self._collected = 0
         if pieces:
             self._emit_text("".join(pieces))
 
     def _emit_text(self, text: str) -> None:
-        self._write(self._type, {"text": text})
+        for piece in split_text(text, EVENT_TEXT):
+            self._write(self._type, {"text": piece})
 
     def _emit(self, type: AgentEventType, data: dict[str, object]) -> None:
         if self._is_open:

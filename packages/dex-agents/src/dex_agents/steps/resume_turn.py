@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dex import AsyncContext, Step, StepDecision, Wait, go_to_many
@@ -10,7 +9,7 @@ from dex import AsyncContext, Step, StepDecision, Wait, go_to_many
 from dex_agents.runtime import SessionRuntime
 from dex_agents.session_header import CallSummary, TurnPosition
 from dex_agents.session_schema import round_key
-from dex_agents.stored_record import STEP_INPUT, StoredRecord, read_record
+from dex_agents.stored_record import CALL_RESULT, StoredRecord, parse_record
 
 if TYPE_CHECKING:
     from dex_agents.movements import SessionMovements
@@ -27,7 +26,7 @@ class ResumeTurn(Step[StoredRecord]):
         self, context: AsyncContext, input: StoredRecord
     ) -> Wait:
         """Wait for one message for each call."""
-        position = _read(input)
+        position = TurnPosition.from_record(input)
         results = self._runtime.schema.results
         return Wait.until(results.for_n(_channel(position), len(position.calls)))
 
@@ -35,20 +34,18 @@ class ResumeTurn(Step[StoredRecord]):
         self, context: AsyncContext, input: StoredRecord
     ) -> StepDecision:
         """Go on with the next model call, its results in the model's order."""
-        position = _read(input)
+        position = TurnPosition.from_record(input)
+        if context.wait_for_method_failed():
+            return go_to_many(self._movements.resume_turn(position))
         found = {
             summary.tool_call_id: summary
             for summary in (
-                CallSummary(**read_record(STEP_INPUT, record, "a tool result"))
+                parse_record(CALL_RESULT, record, "a tool result", CallSummary.from_json)
                 for record in self._runtime.schema.results.results(context, _channel(position))
             )
         }
-        done = position.done + tuple(found[each] for each in position.calls)
-        return go_to_many(self._movements.run_model(replace(position, done=done)))
-
-
-def _read(input: StoredRecord) -> TurnPosition:
-    return TurnPosition.from_json(read_record(STEP_INPUT, input, "the Step's input"))
+        results = tuple(found[each] for each in position.calls)
+        return go_to_many(self._movements.run_model(position.with_results(results)))
 
 
 def _channel(position: TurnPosition) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, StepOptions, go_to_many
+from dex import AsyncContext, Step, StepDecision, StepOptions, dead_end, go_to_many
 
 from dex_agents.runtime import SessionRuntime
 from dex_agents.session_hand_over import begin_turn
 from dex_agents.session_header import SessionHeader
-from dex_agents.stored_record import REQUEST, StoredRecord, read_record
+from dex_agents.stored_record import START, StoredRecord, read_record
 
 if TYPE_CHECKING:
     from dex_agents.movements import SessionMovements
@@ -32,8 +32,9 @@ class StartAgentSession(Step[StoredRecord]):
         """Begin the first turn; a retry decides in a new execution."""
         if context.attempt > 1:
             return go_to_many(self._movements.start_session(input))
-        request = read_record(REQUEST, input, "the start request")
         if self._runtime.schema.header.get(context) is not None:
-            raise AssertionError("a session is started once")
+            # Only this Step begins the first turn, and it has.
+            return dead_end()
+        request = read_record(START, input, "the start request")
         header = SessionHeader(config=request["config"])
         return go_to_many(begin_turn(self._runtime, self._movements, context, header, request))

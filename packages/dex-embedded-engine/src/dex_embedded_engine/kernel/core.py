@@ -32,7 +32,7 @@ from dex_embedded_engine.kernel.messages import (
     flow_topic,
 )
 from dex_embedded_engine.kernel.requests import RequestBuilder
-from dex_embedded_engine.kernel.tasks import StepTask
+from dex_embedded_engine.kernel.tasks import RpcTask, StepTask
 from dex_embedded_engine.kernel.workers import WorkerOperations
 from dex_embedded_engine.runs import Execution, Run, Standing
 from dex_embedded_engine.settings import EngineSettings
@@ -263,8 +263,19 @@ class Kernel:
             self._publish_changes()
             progress = False
             for task, stream in self.dispatcher.pairs(self.instant):
-                self.workers.hand_out(task, stream)
+                self._hand_out(task, stream)
                 progress = True
+
+    def _hand_out(self, task: Task, stream: WorkerStream) -> None:
+        try:
+            self.workers.hand_out(task, stream)
+        except _MISTAKES as bug:
+            # Nothing has gone to the Worker: a task is out only once its frame could be built.
+            _LOGGER.exception("a task of run %r could not be handed out", task.run_key)
+            if isinstance(task, RpcTask):
+                self.workers.rpcs.refuse(task, engine_fault(bug))
+            else:
+                fail_run_by_engine(self, task.run_key, bug)
 
     def _publish_changes(self) -> None:
         for change in self._changes.values():

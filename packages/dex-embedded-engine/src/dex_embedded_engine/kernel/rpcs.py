@@ -70,7 +70,7 @@ class RpcOperations:
         try:
             self._require_ready(task, run)
         except ServiceError as refusal:
-            self._refuse(task, refusal)
+            self.refuse(task, refusal)
             return
         asked = task.request.timeout_seconds
         limit = kernel.settings.rpc_timeout
@@ -79,7 +79,7 @@ class RpcOperations:
         frame.rpc.CopyFrom(kernel.requests.rpc(run, task.request))
         response = pb.PollWorkerTaskResponse(task=frame)
         if response.ByteSize() > LARGEST_FRAME:
-            self._refuse(task, _too_much(task, response.ByteSize()))
+            self.refuse(task, _too_much(task, response.ByteSize()))
             return
         kernel.dispatcher.hand_out(task, stream, frame.task_id, kernel.instant)
         kernel.send(stream, response)
@@ -104,7 +104,7 @@ class RpcOperations:
         try:
             check_rpc_result(result, kernel.settings.minimum_heartbeat_timeout)
         except InvalidMessageError as problem:
-            self._refuse(
+            self.refuse(
                 task,
                 worker_failure(
                     f"RPC {task.request.rpc_name!r} returned an invalid result: {problem}"
@@ -114,7 +114,7 @@ class RpcOperations:
         if has_durable_effects(result):
             refusal = self._commit(task, run, result, worker)
             if refusal is not None:
-                self._refuse(task, refusal)
+                self.refuse(task, refusal)
                 return
         answer = pb.InvokeRPCResponse(output=result.output)
         kernel.stores.payloads.put_back(run.flow_id, answer, kernel.settings.frame_budget)
@@ -126,11 +126,11 @@ class RpcOperations:
         name = task.request.rpc_name
         if error.grpc_status == _CANCELLED:
             if task.deadline and self._kernel.now >= task.deadline:
-                self._refuse(task, worker_failure(f"RPC {name!r} exceeded its timeout"))
+                self.refuse(task, worker_failure(f"RPC {name!r} exceeded its timeout"))
             else:
                 self.lose(task, f"the Worker stopped while it ran RPC {name!r}")
             return
-        self._refuse(
+        self.refuse(
             task, worker_failure(f"RPC {name!r} failed: {error.detail}", worker_error=error)
         )
 
@@ -148,7 +148,7 @@ class RpcOperations:
             if task.dispatch_deadline > kernel.now:
                 return [task.dispatch_deadline]
             kernel.dispatcher.withdraw(task)
-            self._refuse(task, self._not_taken(task))
+            self.refuse(task, self._not_taken(task))
             return []
         if task.deadline > kernel.now:
             return [task.deadline]
@@ -163,7 +163,7 @@ class RpcOperations:
             cancel = pb.PollWorkerTaskCancelTask(task_id=task.task_id)
             kernel.send(task.stream, pb.PollWorkerTaskResponse(cancel_task=cancel))
         kernel.dispatcher.release_locks(task)
-        self._refuse(task, refusal)
+        self.refuse(task, refusal)
 
     def _not_taken(self, task: RpcTask) -> ServiceError:
         name = task.request.rpc_name
@@ -211,7 +211,8 @@ class RpcOperations:
         if held is not None:
             raise lock_conflict(held)
 
-    def _refuse(self, task: RpcTask, refusal: ServiceError) -> None:
+    def refuse(self, task: RpcTask, refusal: ServiceError) -> None:
+        """Answer the call with a refusal, if it has not been answered."""
         if task.call_id is not None:
             self._kernel.refuse(task.call_id, refusal)
             task.call_id = None
