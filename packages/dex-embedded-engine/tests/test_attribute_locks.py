@@ -29,7 +29,17 @@ from dex import (
     graceful_complete,
     rpc,
 )
-from engine_harness import GUARD, Bench, First, Hold, ScriptedFlow, Second, Third
+from engine_harness import (
+    FORGETFUL,
+    GUARD,
+    SETTINGS,
+    Bench,
+    First,
+    Hold,
+    ScriptedFlow,
+    Second,
+    Third,
+)
 
 total = Attribute("total", int)
 color = Attribute("color", str)
@@ -51,9 +61,9 @@ class Stage(ScriptedFlow):
         return await self.answer("locked_twice", context, input)
 
 
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with Bench(tmp_path, Stage) as bench:
+@pytest.fixture(params=[SETTINGS, FORGETFUL], ids=["loaded", "forgetful"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with Bench(tmp_path, Stage, settings=request.param) as bench:
         yield bench
 
 

@@ -28,7 +28,7 @@ from dex import (
     graceful_complete,
     rpc,
 )
-from engine_harness import Bench, First, Hold, ScriptedFlow, Second, Third
+from engine_harness import FORGETFUL, SETTINGS, Bench, First, Hold, ScriptedFlow, Second, Third
 
 color = Attribute("color", str)
 count = Attribute("count", int)
@@ -57,9 +57,9 @@ class Stage(ScriptedFlow):
         return RPCResult(shelf.get(context, input))
 
 
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with Bench(tmp_path, Stage) as bench:
+@pytest.fixture(params=[SETTINGS, FORGETFUL], ids=["loaded", "forgetful"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with Bench(tmp_path, Stage, settings=request.param) as bench:
         yield bench
 
 

@@ -14,6 +14,7 @@ from dex import (
     RPCResult,
     Stream,
     Wait,
+    WorkerInvocationError,
     go_to,
     graceful_complete,
 )
@@ -59,6 +60,26 @@ async def test_log_is_short_after_a_burst_of_big_values(bench: Bench) -> None:
         assert sizes(bench)[LOG] < 1_000_000
     await bench.stop_engine()
     assert sizes(bench).get(LOG, 0) == 0
+
+
+async def test_rpcs_without_effects_leave_nothing(bench: Bench) -> None:
+    """D6: however big their inputs and outputs are, and if they fail."""
+
+    def ask(context: Any, input: str) -> RPCResult[str]:
+        if input.startswith("x"):
+            raise LookupError("no")
+        return RPCResult(input[::-1])
+
+    await bench.start()
+    await bench.waiting("Hold-1")
+    bench.on_rpc("ask", ask)
+    for number in range(10):
+        text = f"{number}" * 300_000
+        assert await bench.call("ask", text) == text
+        with pytest.raises(WorkerInvocationError):
+            await bench.call("ask", f"x{text}")
+    await bench.stop_engine()
+    assert sizes(bench)[DATABASE] < 200_000
 
 
 async def test_two_hundred_tiny_flows_stay_small(

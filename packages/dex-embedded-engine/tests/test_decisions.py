@@ -28,7 +28,17 @@ from dex import (
     go_to_many,
     graceful_complete,
 )
-from engine_harness import Bench, First, Hold, Rest, ScriptedFlow, Second, Third
+from engine_harness import (
+    FORGETFUL,
+    SETTINGS,
+    Bench,
+    First,
+    Hold,
+    Rest,
+    ScriptedFlow,
+    Second,
+    Third,
+)
 
 inbox = Channel("inbox", str)
 outbox = Channel("outbox", str)
@@ -40,9 +50,9 @@ class Stage(ScriptedFlow):
         return PersistenceSchema.of(inbox, outbox, color)
 
 
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with Bench(tmp_path, Stage) as bench:
+@pytest.fixture(params=[SETTINGS, FORGETFUL], ids=["loaded", "forgetful"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with Bench(tmp_path, Stage, settings=request.param) as bench:
         bench.on(Hold, wait_for=lambda context, input: Wait.until(inbox.for_one()))
         bench.on_rpc("ask", publish_text)
         yield bench

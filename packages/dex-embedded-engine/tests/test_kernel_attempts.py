@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +27,14 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from dex_embedded_engine.errors import lock_conflict
-from dex_embedded_engine.kernel import flows
+from dex_embedded_engine.kernel import flows, streams
 from dex_embedded_engine.kernel.core import Kernel
 from dex_embedded_engine.kernel.messages import (
     Call,
     Event,
     Output,
     Refusal,
+    Reply,
     StreamEnded,
     StreamFrame,
     StreamOpened,
@@ -124,6 +126,20 @@ class Desk:
     def beats(self, number: int, value: pb.Value | None = None) -> list[Output]:
         beat = pb.StepMethodHeartbeat(value=value)
         return self.answer(number, execute=pb.InvokeExecuteMethodOutput(heartbeat=beat))
+
+    def writes(self, number: int, text: str) -> list[Output]:
+        write = pb.StepStreamWrite(
+            stream_name="s", stream_capacity_bytes=1 << 20, value=to_value(text)
+        )
+        return self.answer(number, execute=pb.InvokeExecuteMethodOutput(stream_write=write))
+
+    def read(self, flow_id: str, token: str = "") -> pb.StreamMessage:
+        request = pb.ReadStreamRequest(
+            flow_id=flow_id, flow_type="Flow", stream_name="s", resume_token=token
+        )
+        (reply,) = self.call("read", lambda kernel, _: streams.read_stream(kernel, request))
+        assert isinstance(reply, Reply) and isinstance(reply.answer, pb.ReadStreamResponse)
+        return reply.answer.message
 
     def seen(self, number: int) -> dict[str, Any]:
         """Return the Attributes that the task of a stream brought."""
@@ -256,6 +272,66 @@ def test_an_rpc_on_a_silent_worker_keeps_no_lock_and_is_refused(desk: Desk) -> N
     assert desk.cancelled == [1]
 
 
+# --- deadlines ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "name"),
+    [
+        ({"execute_timeout_seconds": 7}, 7, "method"),
+        ({"heartbeat_timeout_seconds": 12}, 12, "heart"),
+    ],
+)
+def test_an_attempt_that_takes_too_long_fails_and_its_late_result_is_ignored(
+    desk: Desk, options: dict[str, Any], seconds: int, name: str
+) -> None:
+    policy = pb.RetryPolicy(maximum_attempts=1)
+    desk.start("f", move("a", execute_retry_policy=policy, **options))
+    desk.open(1)
+    desk.advance(seconds - 0.1)
+    assert desk.cancelled == []
+    desk.advance(0.1)
+    assert desk.cancelled == [1]
+    status, error_type, message = desk.ending("f")
+    assert (status, error_type) == ("FAILED", "WORKER_API_FAIL")
+    assert "timeout" in message and name in message
+    desk.decides(1, graceful("late"))
+    assert desk.ending("f")[0] == "FAILED"
+    desk.start("g", move("a"))
+    assert desk.context(1).flow_id == "g"
+
+
+def test_a_heartbeat_postpones_the_heartbeat_deadline_but_not_the_method_timeout(
+    desk: Desk,
+) -> None:
+    options = {"execute_timeout_seconds": 25, "heartbeat_timeout_seconds": 10}
+    desk.start("f", move("a", **options))
+    desk.open(1)
+    for _ in range(3):
+        desk.advance(8)
+        desk.beats(1)
+    assert desk.cancelled == []
+    desk.advance(1)
+    assert desk.cancelled == [1]
+
+
+def test_a_step_that_was_cancelled_is_told_with_its_next_frame_and_leaves_no_trace(
+    desk: Desk,
+) -> None:
+    desk.start("f", move("a"))
+    desk.open(1)
+    desk.open(2, worker="v")
+    desk.invoke("f", "cancel")
+    decision = pb.StepDecision(cancel_step_types=["a"])
+    desk.answer(2, rpc=pb.InvokeWorkerRPCResponse(output=to_value(None), step_decision=decision))
+    assert desk.cancelled == []
+    desk.beats(1)
+    desk.beats(1)
+    assert desk.cancelled == [1]
+    desk.decides(1, graceful("late"))
+    assert desk.ending("f")[0] == "RUNNING"
+
+
 # --- declined and undelivered tasks ----------------------------------------------------------
 
 
@@ -368,3 +444,27 @@ def test_a_mistake_of_the_engine_ends_the_flow_it_happened_to_and_no_other(
     desk.fails(1)
     assert desk.context(1).flow_id == "sound"
     assert "could not be applied" in caplog.text
+
+
+# --- Streams and power losses ---------------------------------------------------------------
+
+
+def test_a_stream_position_that_was_seen_is_not_given_out_again_after_a_power_loss(
+    desk: Desk, tmp_path: Path
+) -> None:
+    desk.start("f", move("a"))
+    desk.open(1)
+    later = tmp_path / "later.sqlite3"
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{desk.path}{suffix}", f"{later}{suffix}")
+    desk.writes(1, "lost")
+    lost = desk.read("f")
+    after = Desk(later)
+    after.now = desk.now
+    after.open(1)
+    after.advance(1)
+    after.writes(1, "kept")
+    kept = after.read("f", lost.resume_token)
+    assert from_value(kept.value) == "kept"
+    assert int(kept.resume_token) > int(lost.resume_token)
+    after.stores.close()

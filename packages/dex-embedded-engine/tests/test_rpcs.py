@@ -343,7 +343,7 @@ async def test_rpc_that_a_full_worker_does_not_take_fails(tmp_path: Path) -> Non
 
 async def test_rpc_that_no_worker_knows_fails_with_its_name(bench: Bench) -> None:
     """12.21, 12.33: after the dispatch wait, for another Worker may know it."""
-    newer = NewerStage(bench.script)
+    newer: Any = NewerStage(bench.script)
     client = bench.make_client(bench.make_registry(newer))
     try:
         calling = asyncio.create_task(client.invoke_rpc(newer.newer, "flow", "a"))
@@ -396,7 +396,8 @@ async def test_worker_that_goes_away_during_an_rpc_fails_the_call(bench: Bench) 
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await calling
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    status = rpc_status.from_call(error.value)
+    failed_call: Any = error.value
+    status = rpc_status.from_call(failed_call)
     details = pb.ServiceErrorResponse()
     assert status is not None
     assert status.details[0].Unpack(details)

@@ -25,7 +25,7 @@ from dex import (
     graceful_complete,
 )
 from dex.dexpb import dex_pb2 as pb
-from engine_harness import Bench, First, Hold, Rest, ScriptedFlow, Second
+from engine_harness import FORGETFUL, SETTINGS, Bench, First, Hold, Rest, ScriptedFlow, Second
 
 inbox = Channel("inbox", str)
 outbox = Channel("outbox", str)
@@ -56,9 +56,9 @@ def report(*fired: bool, inbox: Any = (), outbox: Any = ()) -> dict[str, Any]:
     return {"timers": timers, "inbox": list(inbox), "outbox": list(outbox)}
 
 
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with Bench(tmp_path, Stage) as bench:
+@pytest.fixture(params=[SETTINGS, FORGETFUL], ids=["loaded", "forgetful"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with Bench(tmp_path, Stage, settings=request.param) as bench:
         bench.on(Hold, seen)
         yield bench
 

@@ -94,7 +94,9 @@ class ModelCallListener(BaseCallbackHandler):
 
 
 _listener: ContextVar[ModelCallListener | None] = ContextVar("dex_model_listener", default=None)
-register_configure_hook(_listener, inheritable=True)
+# Not inheritable: so it is added for each call anew, behind LangGraph's own handlers, and a call's
+# text is in the stream before its end.
+register_configure_hook(_listener, inheritable=False)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from dex_agents.session_client import AgentSessionClient
 from dex_agents.session_flow import AgentSessionFlow
 
 _REGISTRATION_TIMEOUT = 60.0
+_SPARE_THREADS = 8
 _CACHE_BYTES = 256 * 1024 * 1024
 
 
@@ -97,6 +98,7 @@ async def open_agent_host(
         client = await stack.enter_async_context(AsyncClient(registry, cache, options))
         for flow in flows:
             flow.bind_client(client)
+            stack.callback(flow.bind_client, None)
         pull = PullWorkerOptions(
             max_concurrent_tasks=max_concurrent_tasks,
             reserved_rpc_tasks=reserved_rpc_tasks,
@@ -176,6 +178,20 @@ async def _require_reachable(address: str, seconds: float) -> None:
             await asyncio.wait_for(channel.channel_ready(), seconds)
         except TimeoutError:
             raise ServerUnreachableError(address, seconds) from None
+
+
+def _lend_executor(stack: AsyncExitStack, threads: int) -> None:
+    """Give the event loop an executor for sync tools, and an ordinary one when the host closes."""
+    loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(threads, "dex-agents-tool")
+    loop.set_default_executor(executor)
+
+    def take_back() -> None:
+        loop.set_default_executor(ThreadPoolExecutor())
+        # A body that hangs must not keep the host from closing.
+        executor.shutdown(wait=False, cancel_futures=True)
+
+    stack.callback(take_back)
 
 
 async def _stop(worker: AsyncWorker, serving: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""Owns how a session's RPCs are invoked: waiting for the lock, for Workers, and reading in pages."""
+"""Owns how a session's RPCs are invoked: waiting for lock and Worker, and reading in pages."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class SessionCalls:
         patience: seconds to wait for the session's lock, for its first Step, and for a Worker.
     """
 
-    def __init__(
-        self, client: AsyncClient, flow: AgentSessionFlow, patience: float = 30.0
-    ) -> None:
+    def __init__(self, client: AsyncClient, flow: AgentSessionFlow, patience: float = 30.0) -> None:
         self._client = client
         self._flow = flow
         self.patience = patience
@@ -93,22 +91,19 @@ class SessionCalls:
 
     async def read(self, session_id: str, **keys: Sequence[str]) -> SessionRecords:
         """Read records, few enough for one answer, as they are at one moment."""
-        answer = await self._invoke(
-            self._flow.read_session, session_id, {"records": keys}, keys
-        )
+        answer = await self._invoke(self._flow.read_session, session_id, {"records": keys}, keys)
         header = None
         if answer["header"] is not None:
             record = StoredRecord(*answer["header"])
             header = parse_record(SESSION, record, "the session", SessionHeader.from_json)
-        status = answer["status"]
-        return SessionRecords(
-            header,
-            None if status is None else SessionStatus(status),
-            {
-                name: {key: None if each is None else StoredRecord(*each) for key, each in found.items()}
-                for name, found in answer["records"].items()
-            },
-        )
+        records = {
+            name: {
+                key: None if each is None else StoredRecord(*each) for key, each in found.items()
+            }
+            for name, found in answer["records"].items()
+        }
+        status = None if answer["status"] is None else SessionStatus(answer["status"])
+        return SessionRecords(header, status, records)
 
     async def read_many(
         self, session_id: str, map: str, keys: Sequence[str], page: int = _PAGE

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dex import (
@@ -34,27 +33,23 @@ from dex_agents.events import AgentEvent, AgentEventType
 from dex_agents.messages import AgentMessage, Content, require_content
 from dex_agents.session_calls import SessionCalls
 from dex_agents.session_flow import AgentSessionFlow
-from dex_agents.session_header import SessionHeader, SessionStatus, TurnRecord, TurnState, turn_id_of
-from dex_agents.session_schema import call_key, is_usable_name, output_name, part_key
+from dex_agents.session_header import (
+    TurnRecord,
+    TurnState,
+)
+from dex_agents.session_schema import is_usable_name
 from dex_agents.size_limits import CALL_ARGUMENTS, CONFIG, REASON, RECORD
-from dex_agents.snapshot import AgentSnapshot, PendingInterrupt, QueuedMessage, TurnResult
+from dex_agents.snapshot import AgentSnapshot, TurnResult
+from dex_agents.snapshot_reader import SnapshotReader, parse_turn
 from dex_agents.stored_record import (
     EVENT,
-    QUEUED_MESSAGE,
     SENT,
     START,
-    TOOL_CALL,
-    TOOL_OUTPUT_PART,
-    TURN,
     StoredRecord,
-    parse_record,
     read_record,
     record_size,
-    require_format,
     write_record,
 )
-from dex_agents.tool_calls import ToolCallRecord, ToolCallStatus
-from dex_agents.usage import TokenUsage
 
 _MOST_QUEUED = 20
 _REMEMBERED_EVENTS = 10_000
@@ -132,7 +127,7 @@ class AgentSessionClient:
         """
         if not session_id.strip():
             raise AgentUsageError("session_id is empty; name the conversation")
-        data = {
+        data: dict[str, Any] = {
             "content": require_content(content),
             "message_id": _require_message_id(request_id),
             "config": dict(config or {}),
@@ -143,9 +138,7 @@ class AgentSessionClient:
             request_id=request_id, ignore_already_started=request_id is not None
         )
         try:
-            await self._client.start_flow(
-                self._flow, session_id, record, options
-            )
+            await self._client.start_flow(self._flow, session_id, record, options)
         except FlowAlreadyStartedError:
             raise SessionAlreadyStartedError(session_id) from None
 
@@ -237,7 +230,7 @@ class AgentSessionClient:
             SessionNotFoundError: no such session.
         """
         try:
-            await self._client.get_flow_summary(_require_session_id(session_id))
+            await self._client.describe_flow(_require_session_id(session_id))
         except FlowNotFoundError:
             raise SessionNotFoundError(session_id) from None
         seen: OrderedDict[str, None] = OrderedDict()
@@ -320,89 +313,8 @@ class AgentSessionClient:
         """
         if after_sequence < 0 or limit < 0:
             raise AgentUsageError("after_sequence and limit must not be negative")
-        session_id = _require_session_id(session_id)
-        while True:
-            first = await self._calls.read(session_id)
-            header = first.header
-            if header is None:
-                return _empty_snapshot()
-            names = [turn_id_of(header.turn_number), turn_id_of(header.turn_number - 1)]
-            names = [name for name in names if name]
-            state = await self._calls.read(session_id, turns=names)
-            if state.header != header or state.status is None:
-                continue
-            turns = [_parse_turn(name, state.find("turns", name)) for name in names]
-            queued = await self._read_queued(session_id, header)
-            if queued is None:
-                continue
-            calls = await self._read_tool_calls(session_id, turns)
-            break
-        count, usage = header.message_count, header.usage
-        error, status = header.last_turn_error, state.status
-        if status is SessionStatus.RUNNING and turns and turns[0].state is not TurnState.RUNNING:
-            # The outcome is committed; FinishTurn is about to take it into the header.
-            count, error, usage = turns[0].message_count, turns[0].error, usage + turns[0].usage
-            status = SessionStatus.RUNNING if queued else SessionStatus.IDLE
-        last = min(count, after_sequence + limit)
-        messages = await self._calls.read_messages(
-            session_id, after_sequence + 1, last, header.message_bytes
-        )
-        return AgentSnapshot(
-            status=status,
-            turn_id=header.turn_id,
-            messages=tuple(messages),
-            message_count=count,
-            pending_interrupts=tuple(
-                _interrupt(call)
-                for call in calls
-                if call.status is ToolCallStatus.AWAITING_APPROVAL and call.resolution is None
-            ),
-            tool_calls=calls,
-            queued_messages=queued,
-            last_turn_error=error,
-            usage=usage,
-        )
-
-    async def _read_queued(
-        self, session_id: str, header: SessionHeader
-    ) -> tuple[QueuedMessage, ...] | None:
-        """Read the waiting messages; None if one got its turn meanwhile."""
-        last = min(header.queue_tail, header.queue_head + _MOST_QUEUED)
-        keys = [str(number) for number in range(header.queue_head, last)]
-        records = await self._calls.read_many(session_id, "queued", keys)
-        if len(records) < len(keys):
-            return None
-        data = [read_record(QUEUED_MESSAGE, records[key], "a waiting message") for key in keys]
-        return tuple(QueuedMessage(each["message_id"], each["content"]) for each in data)
-
-    async def _read_tool_calls(
-        self, session_id: str, turns: list[TurnRecord]
-    ) -> tuple[ToolCallRecord, ...]:
-        """Read the calls of the current and the last turn, oldest first, with whole outputs."""
-        keys = [
-            call_key(turn.turn_id, tool_call_id)
-            for turn in reversed(turns)
-            for tool_call_id, _ in turn.calls
-        ]
-        records = await self._calls.read_many(session_id, "calls", keys)
-        calls = [
-            parse_record(TOOL_CALL, records[key], f"call {key!r}", ToolCallRecord.from_json)
-            for key in keys
-            if key in records
-        ]
-        return tuple([await self._with_output(session_id, call) for call in calls])
-
-    async def _with_output(self, session_id: str, call: ToolCallRecord) -> ToolCallRecord:
-        if not call.output_parts:
-            return call
-        name = output_name(call_key(call.turn_id, call.tool_call_id))
-        keys = [part_key(name, index) for index in range(call.output_parts)]
-        parts = await self._calls.read_many(session_id, "parts", keys)
-        if len(parts) < len(keys):
-            # The turn after the next has ended meanwhile.
-            return call
-        bodies = [require_format(TOOL_OUTPUT_PART, parts[key], key).body for key in keys]
-        return replace(call, output="".join(bodies))
+        reader = SnapshotReader(self._calls, _require_session_id(session_id))
+        return await reader.read(after_sequence, limit)
 
     async def _turn_of(self, session_id: str, message_id: str) -> TurnRecord | None:
         """Return the turn that a message got, or None while it waits."""
@@ -413,7 +325,7 @@ class AgentSessionClient:
         if turn_id is None:
             return None
         turns = await self._calls.read(session_id, turns=[turn_id])
-        return _parse_turn(turn_id, turns.find("turns", turn_id))
+        return parse_turn(turn_id, turns.find("turns", turn_id))
 
     async def _turn_result(self, session_id: str, turn: TurnRecord) -> TurnResult:
         # A turn's messages are the last ones of the conversation it left behind.
@@ -479,25 +391,3 @@ def _write_input(what: str, data: Mapping[str, Any], limit: int) -> StoredRecord
     if size > limit:
         raise InputTooLargeError(what, size, limit)
     return record
-
-
-def _parse_turn(turn_id: str, record: StoredRecord | None) -> TurnRecord:
-    return parse_record(TURN, record, f"turn {turn_id!r}", TurnRecord.from_json)
-
-
-def _interrupt(call: ToolCallRecord) -> PendingInterrupt:
-    assert call.interrupt_id is not None
-    timeout = call.approval_timeout
-    return PendingInterrupt(
-        call.interrupt_id,
-        call.tool_call_id,
-        call.tool_name,
-        call.arguments,
-        call.raised_at,
-        None if timeout is None else call.raised_at + timeout,
-    )
-
-
-def _empty_snapshot() -> AgentSnapshot:
-    """The session was accepted and its first Step has not run yet."""
-    return AgentSnapshot(SessionStatus.RUNNING, "", (), 0, (), (), (), None, TokenUsage())

@@ -51,9 +51,7 @@ def build_message_records(message: AgentMessage) -> dict[str, StoredRecord]:
     names = message_part_keys(message.sequence, len(parts))
     return {
         key: write_record(MESSAGE, head),
-        **{
-            name: StoredRecord(MESSAGE_PART, part) for name, part in zip(names, parts, strict=True)
-        },
+        **{name: StoredRecord(MESSAGE_PART, part) for name, part in zip(names, parts, strict=True)},
     }
 
 

@@ -21,7 +21,6 @@ from typing import Any
 import grpc
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
-from dex_agents_tool_policy import ToolEffect, ToolPolicy
 
 from dex_agents.errors import AgentRunError, InvalidArgumentsError
 from dex_agents.messages import MessageDraft, MessageRole
@@ -34,9 +33,11 @@ from dex_agents.runner_contract import (
     TurnFinished,
 )
 from dex_agents.tool_calls import DeferredToolCall, ToolCallContext
+from dex_agents_tool_policy import ToolEffect, ToolPolicy
 
 _READY_TIMEOUT = 60.0
 _END_TIMEOUT = 30.0
+READ_POLICY = ToolPolicy(ToolEffect.READ)
 RUN_STATE_FORMAT = "dex-agents.scripted-runner.v1"
 
 ToolBody = Callable[[Mapping[str, Any], ToolCallContext], Awaitable[str]]
@@ -54,7 +55,7 @@ class ScriptedTool:
     """
 
     body: ToolBody
-    policy: ToolPolicy = ToolPolicy(ToolEffect.READ)
+    policy: ToolPolicy = READ_POLICY
     required: frozenset[str] = frozenset()
 
 

@@ -12,6 +12,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -52,6 +53,8 @@ GUARD = 20.0
 CACHE_BYTES = 64 * 1024 * 1024
 # Workers send their signs of life by their own clock, so on a virtual clock they seem silent.
 SETTINGS = EngineSettings(silent_worker_timeout=1e9)
+# With it every event reads its Flow from the database, so nothing can only be in memory.
+FORGETFUL = replace(SETTINGS, loaded_runs=0)
 ValueT = TypeVar("ValueT")
 Handler = Callable[[Any, Any], Any]
 

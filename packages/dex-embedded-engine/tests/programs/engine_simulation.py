@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from dex.dexpb import dex_pb2 as pb
@@ -74,23 +75,25 @@ class Simulation:
         self._notices: list[StreamEnded] = []
         self.workers: list[ModelWorker] = []
         self.ledger = Ledger()
+        count = self.rng.choice([1, 1, 2, 3, len(SCRIPTS)])
+        self.flow_types = sorted(self.rng.sample(sorted(SCRIPTS), count))
         self.clients = Clients(self)
         self._settings = EngineSettings(
             inline_limit=self.rng.choice([40, 1024]),
             frame_budget=self.rng.choice([300, 1 << 21]),
             loaded_runs=self.rng.choice([0, 1, 1000]),
         )
-        self._weights = (
-            self.rng.choice([10, 30]),
-            self.rng.choice([30, 60]),
-            self.rng.choice([5, 12, 30]),
-            self.rng.choice([3, 8, 20]),
-            self.rng.choice([0, 0.5, 2]),
-            self.rng.choice([0, 1, 3]),
-            self.rng.choice([0, 1, 3]),
-            self.rng.choice([1, 3]),
-            4,
-        )
+        self._chances: dict[Callable[[], None], float] = {
+            self._process_some: self.rng.choice([10, 30]),
+            self._move_a_worker: self.rng.choice([30, 60]),
+            self.clients.call: self.rng.choice([5, 12, 30]),
+            self._pass_time: self.rng.choice([3, 8, 20]),
+            self._crash: self.rng.choice([0, 0.5, 2]),
+            self._lose_a_worker: self.rng.choice([0, 1, 3]),
+            self._break_a_stream: self.rng.choice([0, 1, 3]),
+            self._add_worker: self.rng.choice([1, 3]),
+            self._notice: 4,
+        }
         self.disk = SimulatedDisk(
             folder / f"seed{seed}.sqlite3", self._settings, loses_power=self.rng.random() < 0.25
         )
@@ -138,18 +141,8 @@ class Simulation:
     # --- the chaotic time -----------------------------------------------------------------------
 
     def _act(self) -> None:
-        actions = (
-            self._process_some,
-            self._move_a_worker,
-            self.clients.call,
-            self._pass_time,
-            self._crash,
-            self._lose_a_worker,
-            self._break_a_stream,
-            self._add_worker,
-            self._notice,
-        )
-        self.rng.choices(actions, self._weights)[0]()
+        (action,) = self.rng.choices([*self._chances], [*self._chances.values()])
+        action()
 
     def _process_some(self) -> None:
         count = self.rng.choice([1, 1, 2, 4, 100])
@@ -183,9 +176,9 @@ class Simulation:
     def _add_worker(self) -> None:
         if len(self.workers) >= 3:
             return
-        types = sorted(SCRIPTS)
+        types = self.flow_types
         if self.rng.random() < 0.3:
-            types = sorted(self.rng.sample(types, 4))
+            types = sorted(self.rng.sample(types, (len(types) + 1) // 2))
         missing = frozenset(self.rng.sample(_NAMES, 3)) if self.rng.random() < 0.2 else frozenset()
         worker_id = self.rng.choice(self._free_ids())
         worker = ModelWorker(self, worker_id, types, missing, self.rng.choice([1, 2, 4]))
@@ -271,16 +264,10 @@ class Simulation:
             self.ledger.keep()
 
     def _deliver(self, outputs: list[Output]) -> None:
-        streams = {
-            stream_id: stream
-            for worker in self.workers
-            for stream_id, stream in worker.streams.items()
-        }
         for output in outputs:
             if isinstance(output, ToStream):
-                stream = streams.get(output.stream_id)
-                if stream is not None:
-                    stream.mailbox.append(output.frame)
+                for worker in self.workers:
+                    worker.receive(output.stream_id, output.frame)
             elif isinstance(output, Reply | Refusal):
                 self.clients.hear(output)
 
@@ -324,7 +311,7 @@ class Simulation:
         self._inbox.extend(self._notices)
         self._notices.clear()
         if not any(worker.knows_all() for worker in self.workers):
-            worker = ModelWorker(self, self.rng.choice(self._free_ids()), sorted(SCRIPTS))
+            worker = ModelWorker(self, self.rng.choice(self._free_ids()), self.flow_types)
             self.workers.append(worker)
             worker.connect()
 
@@ -345,7 +332,7 @@ class Simulation:
         self._settle()
 
     def _settle(self) -> None:
-        while True:
+        for _ in range(_ROUNDS * 10):
             moves = [move for worker in self.workers for move in worker.moves()]
             if self._inbox and (not moves or self.rng.random() < 0.5):
                 self._process_some()
@@ -353,6 +340,7 @@ class Simulation:
                 self.rng.choice(moves)()
             else:
                 return
+        raise AssertionError("the engine and its Workers go round in circles")
 
     def _open_flows(self) -> list[tuple[str, str]]:
         rows = self.disk.inspector.execute(

@@ -56,6 +56,10 @@ class Surroundings(Protocol):
     @property
     def rng(self) -> random.Random: ...
 
+    @property
+    def flow_types(self) -> list[str]:
+        """The types that clients start."""
+
     def post(self, event: Event) -> None:
         """Send an event to the engine."""
 
@@ -82,15 +86,14 @@ class Clients:
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._world = surroundings
-        rng = surroundings.rng
-        self._scripts = sorted(rng.sample(sorted(SCRIPTS), rng.choice([1, 1, 2, 3, 8])))
         self._pending: dict[int, Pending] = {}
         self._types: dict[str, str] = {}
         self._runs: dict[str, str] = {}
         self._done: list[tuple[str, str]] = []
         self._undone: list[tuple[str, str]] = []
         self._broken: set[str] = set()
-        self._tokens: dict[str, dict[str, str]] = {}
+        self._tokens: dict[str, dict[str, None]] = {}
+        self._texts: dict[str, str] = {}
         self._finished: dict[str, int] = {}
         self._stops: dict[str, list[pb.StopType]] = {}
         self._stopped: dict[str, pb.StopType] = {}
@@ -202,7 +205,7 @@ class Clients:
             script = SCRIPTS[self._types[flow_id]]
             policy = rng.choice(_REUSE_POLICIES)
         else:
-            script = SCRIPTS[rng.choice(self._scripts)]
+            script = SCRIPTS[rng.choice(self._world.flow_types)]
             flow_id = f"{script.name.lower()}-{self._world.next_stream_id()}"
             policy = pb.ID_REUSE_POLICY_DISALLOW_REUSE
         self._types[flow_id] = script.name
@@ -267,8 +270,9 @@ class Clients:
     def _take_message(self, flow_id: str, message: pb.StreamMessage) -> None:
         if message.resume_token:
             text = from_value(message.value)
-            known = self._tokens.setdefault(flow_id, {}).setdefault(message.resume_token, text)
-            assert known == text, f"token {message.resume_token} was {known}, is {text}"
+            self._tokens.setdefault(flow_id, {})[message.resume_token] = None
+            known = self._texts.setdefault(message.resume_token, text)
+            assert known == text, f"position {message.resume_token} was {known}, is {text}"
 
     def _sabotage(self, flow_id: str) -> None:
         """Have an operation fail after it has changed the run, as if it were refused or broken.

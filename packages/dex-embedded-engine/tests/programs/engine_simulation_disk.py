@@ -1,4 +1,4 @@
-"""Owns the disk of the simulation: what a commit puts there for sure, and what a power loss takes."""
+"""Owns the disk of the simulation: what a commit puts there, and what a power loss takes."""
 
 from __future__ import annotations
 

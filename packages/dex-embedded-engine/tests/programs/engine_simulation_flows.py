@@ -13,6 +13,7 @@ from typing import ClassVar
 from dex.dexpb import dex_pb2 as pb
 from engine_messages import (
     all_of,
+    any_combination,
     any_of,
     channel,
     complete_if_empty,
@@ -141,19 +142,27 @@ class Inbox(Script):
     finishers = ("close",)
 
     def start(self, rng: random.Random) -> pb.StartFlowRequest:
-        return start_with(move("root", [rng.randrange(1, 3), rng.randrange(1, 4)]))
+        step = {
+            "readers": rng.randrange(1, 3),
+            "most": rng.randrange(1, 4),
+            "is_slow": rng.random() < 0.5,
+            "closing": False,
+        }
+        return start_with(move("root", step))
 
     def do_root(self, call: HandlerCall) -> StepResult:
-        readers, most = call.input
-        reader = move("read", {"most": most, "closing": False}, skip_wait_for=False)
-        return decides(go_to(*[reader] * readers))
+        reader = move("read", call.input, skip_wait_for=False)
+        return decides(go_to(*[reader] * call.input["readers"]))
 
     def wait_read(self, call: HandlerCall) -> WaitResult:
-        inbox = channel("inbox", at_least=1, at_most=call.input["most"])
-        return waits(any_of(timer(1), inbox) if call.input["closing"] else self._open(inbox))
-
-    def _open(self, inbox: pb.ChannelCondition) -> pb.WaitingCondition:
-        return any_of(inbox, channel("close"))
+        inbox = channel("inbox", "inbox", at_least=1, at_most=call.input["most"])
+        if call.input["closing"]:
+            return waits(any_of(timer(1), inbox))
+        close = channel("close", "close")
+        if call.input["is_slow"]:
+            ways = (["pause", "inbox"], ["pause", "close"])
+            return waits(any_combination([timer(2, "pause"), inbox, close], *ways))
+        return waits(any_of(inbox, close))
 
     def do_read(self, call: HandlerCall) -> StepResult:
         step = dict(call.input)
@@ -198,11 +207,17 @@ class Inbox(Script):
         seen = record.entries("seen/read-")
         read = [each for number in sorted(seen, key=int) for each in seen[number]]
         kept = [each for each in record.published("inbox") if each not in record.entries("back/")]
-        if from_value(record.run.start.step_input)[0] == 1:
+        if from_value(record.run.start.step_input)["readers"] == 1:
             assert read == kept, (read, kept)
         assert Counter(read) == Counter(kept), (read, kept)
 
     def check_always(self, record: Record) -> None:
+        deleted = Counter(
+            deletion.message_id
+            for _, event in record.of_kind("rpc_execution_completed")
+            for deletion in event.delete_from_channel
+        )
+        assert set(deleted.values()) <= {1}, "a message was taken back twice"
         seen = [each for part in record.entries("seen/").values() for each in part]
         back = list(record.entries("back/"))
         left = [from_value(message.value) for message in record.run.channels.get("inbox", [])]

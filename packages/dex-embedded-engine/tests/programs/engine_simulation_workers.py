@@ -42,6 +42,10 @@ class Network(Protocol):
     @property
     def is_healthy(self) -> bool: ...
 
+    @property
+    def flow_types(self) -> list[str]:
+        """The types that clients start."""
+
     def post(self, event: Event) -> None:
         """Send an event to the engine."""
 
@@ -155,7 +159,8 @@ class ModelWorker:
 
     def knows_all(self) -> bool:
         """Tell whether the Worker can serve every Flow, and will."""
-        return not self.is_stopping and not self.missing and len(self.flow_types) == len(SCRIPTS)
+        known = set(self._network.flow_types) <= set(self.flow_types)
+        return known and not self.is_stopping and not self.missing
 
     def handlers(self) -> list[Handler]:
         """Return the handlers that run."""
@@ -187,14 +192,22 @@ class ModelWorker:
         del self.streams[stream.stream_id]
         self._network.post(StreamEnded(stream.stream_id, orderly=True))
 
-    def _read(self, stream: ModelStream) -> None:
-        frame = stream.mailbox.pop(0)
-        kind = frame.WhichOneof("frame")
-        if kind == "registered":
+    def receive(self, stream_id: int, frame: pb.PollWorkerTaskResponse) -> None:
+        """Get a frame; what needs no decision is taken at once."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        if frame.HasField("registered"):
             assert stream.phase is Phase.OPENING, "a stream was acknowledged twice"
             assert frame.registered.supports_unknown_name_rejection
             stream.phase = Phase.IDLE
-        elif kind == "task":
+        else:
+            stream.mailbox.append(frame)
+
+    def _read(self, stream: ModelStream) -> None:
+        frame = stream.mailbox.pop(0)
+        kind = frame.WhichOneof("frame")
+        if kind == "task":
             assert stream.phase is Phase.IDLE, f"a task came to a stream that is {stream.phase}"
             self._take(stream, frame.task)
         elif kind == "ping":

@@ -83,12 +83,12 @@ async def beat(context: AsyncContext, failures: int) -> None:
 
 @asynccontextmanager
 async def running(
-    runtime: SessionRuntime, context: AsyncContext, failures: int, timeout: float, name: str
+    runtime: SessionRuntime, context: AsyncContext, failures: int, seconds: float, name: str
 ) -> AsyncIterator[None]:
     """Run a user's code: with heartbeats, which also bring cancellations, and with a time limit.
 
     Args:
-        timeout: seconds; raises TimeoutError.
+        seconds: its time limit; over it raises TimeoutError.
         name: names the code in the log when it blocks the event loop.
     """
     loop = asyncio.get_running_loop()
@@ -114,12 +114,13 @@ async def running(
             look_at_clock()
 
     task = asyncio.create_task(keep_beating())
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(timeout) as limit:
+        async with limit:
             yield
     except TimeoutError:
         if limit.expired():
-            raise TimeoutError(f"it ran longer than {timeout:g} seconds") from None
+            raise TimeoutError(f"it ran longer than {seconds:g} seconds") from None
         raise
     finally:
         look_at_clock()

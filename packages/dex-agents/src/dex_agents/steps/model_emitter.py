@@ -8,8 +8,7 @@ from dex import AsyncContext
 
 from dex_agents.events import AgentEventType
 from dex_agents.runtime import SessionRuntime
-from dex_agents.size_limits import EVENT_TEXT
-from dex_agents.size_limits import split_text
+from dex_agents.size_limits import EVENT_TEXT, split_text
 from dex_agents.steps.context import emit
 from dex_agents.usage import TokenUsage
 

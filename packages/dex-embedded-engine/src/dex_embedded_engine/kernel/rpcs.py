@@ -57,7 +57,6 @@ class RpcOperations:
             dispatch_deadline=kernel.now + kernel.settings.dispatch_wait,
         )
         self._require_ready(task, run)
-        kernel.stores.payloads.take_in(run.flow_id, request)
         kernel.dispatcher.enqueue(task)
         kernel.watch(task, task.dispatch_deadline)
 
@@ -198,6 +197,8 @@ class RpcOperations:
         kernel.points.add("rpc_result")
         kernel.write_hard(run.flow_id, hard_writes(result.upsert_attributes))
         clear_hard_writes(result.upsert_attributes)
+        # Only now: an RPC that changes nothing leaves nothing.
+        kernel.stores.payloads.take_in(run.flow_id, task.request)
         kernel.stores.payloads.take_in(run.flow_id, result)
         apply_rpc(kernel.change(run), task.request.rpc_name, task.request.input, result, worker)
         return None
