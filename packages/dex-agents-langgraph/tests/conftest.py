@@ -153,7 +153,12 @@ class Conversation:
         """Make the turn's next model call."""
         self.round += 1
         request = RunModelRequest(
-            "session", self.turn_id, self.round, list(self.messages), self.run_state, results,
+            "session",
+            self.turn_id,
+            self.round,
+            list(self.messages),
+            self.run_state,
+            results,
             self.config,
         )
         result = await self.runner.run_model(request, self.emitter)
@@ -182,8 +187,16 @@ class Conversation:
         return await self.call_model(
             [
                 ToolCallRecord(
-                    call.tool_call_id, call.tool_name, call.arguments, call.effect, self.turn_id,
-                    self.round, index, len(asked.calls), status, outputs[call.tool_call_id],
+                    call.tool_call_id,
+                    call.tool_name,
+                    call.arguments,
+                    call.effect,
+                    self.turn_id,
+                    self.round,
+                    index,
+                    len(asked.calls),
+                    status,
+                    outputs[call.tool_call_id],
                 )
                 for index, call in enumerate(asked.calls)
             ]

@@ -12,7 +12,9 @@ import pytest
 from dex_agents import AgentEventType, AgentSessionClient, ToolCallStatus
 from dex_agents.testing import TestEngine
 
-BOTH = pytest.mark.parametrize("flow_type", ["Agent", "Graph"])
+BOTH = pytest.mark.parametrize(
+    "flow_type", ["Agent", pytest.param("Graph", marks=pytest.mark.full)]
+)
 
 
 def entries(ledger: Path) -> Counter[str]:

@@ -144,9 +144,7 @@ async def test_edited_arguments_are_what_runs_and_the_model_is_told(
     engine: TestEngine, sessions: AgentSessionClient, flow_type: str
 ) -> None:
     edited = {"item": "8"}
-    messages = await run_answered_turn(
-        sessions, "refund 7", approved=True, edited_arguments=edited
-    )
+    messages = await run_answered_turn(sessions, "refund 7", approved=True, edited_arguments=edited)
     told = '(ran with edited arguments {"item": "8"})\nrefunded 8 with s/turn-1/refund-7'
     assert messages[-1].text == f"Done: {told}"
 

@@ -157,24 +157,24 @@ async def test_step_that_pauses_before_a_retry_is_cancelled(bench: Bench) -> Non
     assert bench.script.notes == ["attempt 1"]
 
 
-async def test_step_in_the_queue_is_cancelled(tmp_path: Path) -> None:
-    """6.6.1, 6.6.3: it never runs."""
-    async with Bench(tmp_path, Stage, tasks=2) as bench:
+async def test_step_in_the_queue_is_cancelled(bench: Bench) -> None:
+    """6.6.1, 6.6.3: it never runs; here it waits for the lock of the Step that cancels it."""
+    locking = StepOptions(execute_lock_attributes=(color.lock(),))
 
-        async def second(context: Any, input: str) -> StepDecision:
-            bench.script.note(f"second {input}")
-            await bench.script.gate("second")
-            return graceful_complete(input).with_canceling_steps(Third)
+    async def second(context: Any, input: str) -> StepDecision:
+        bench.script.note(f"second {input}")
+        await bench.script.gate("second")
+        return graceful_complete(input).with_canceling_steps(Third)
 
-        bench.on(First, fan_out((Second, "a"), (Third, "b"), (Third, "c")))
-        bench.on(Second, second)
-        bench.on(Third, lambda *_: bench.script.note("third"))
-        await bench.start()
-        await bench.script.noted("second a")
-        await bench.reach(lambda state: len(state.queued_steps) == 2)
-        bench.script.open("second")
-        assert await bench.output(str) == "a"
-        assert bench.script.notes == ["second a"]
+    bench.on(First, fan_out((Second, "a"), (Third, "b"), (Third, "c")))
+    bench.on(Second, second, options=locking)
+    bench.on(Third, lambda *_: bench.script.note("third"), options=locking)
+    await bench.start()
+    await bench.script.noted("second a")
+    assert [each.step_type for each in (await bench.state()).queued_steps] == ["Third", "Third"]
+    bench.script.open("second")
+    assert await bench.output(str) == "a"
+    assert bench.script.notes == ["second a"]
 
 
 async def test_rpc_cancels_steps_before_it_starts_others(bench: Bench) -> None:

@@ -129,6 +129,32 @@ async def test_running_run_is_terminated_when_its_id_is_taken_over(bench: Bench)
     assert await bench.output(str) == "new"
 
 
+async def test_handler_of_a_run_that_was_taken_over_changes_nothing_in_the_next(
+    bench: Bench,
+) -> None:
+    """3.8, 4.8, 12.38."""
+
+    async def first(context: Any, input: str) -> Any:
+        seen = color.get(context)
+        color.set(context, input)
+        bench.script.note(input)
+        try:
+            await bench.script.gate(input)
+        except asyncio.CancelledError:
+            bench.script.note("cancelled")
+        return graceful_complete([input, seen])
+
+    bench.on(First, first)
+    await bench.start(input="old")
+    await bench.script.noted("old")
+    policy = IdReusePolicy.ALLOW_TERMINATE_IF_RUNNING
+    await bench.start(input="new", options=StartFlowOptions(id_reuse_policy=policy))
+    await bench.script.noted("cancelled")
+    bench.script.open("new")
+    assert await bench.output(list[Any]) == ["new", None]
+    assert (await bench.state()).attributes[0].value.string_value == "new"
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETED"])
 async def test_repeated_start_answers_with_the_run_it_started(bench: Bench, state: str) -> None:
     """3.9: with ignore_already_started and the same request id, whatever the input."""

@@ -97,6 +97,17 @@ async def test_flow_fails_when_its_time_is_over(bench: Bench) -> None:
     assert result.error_message == f"Flow timed out after {3 * DAY} seconds"
 
 
+async def test_flow_whose_time_ended_while_there_was_no_engine_fails_when_there_is_one(
+    bench: Bench,
+) -> None:
+    """5.1, 17.6."""
+    await start_and_wait(bench, in_days(1))
+    await bench.stop_engine()
+    bench.clock.advance(2 * DAY)
+    await bench.start_engine()
+    assert (await bench.result()).error_type is FlowErrorType.FLOW_TIMEOUT
+
+
 async def test_flow_is_cancelled_when_its_time_is_over(bench: Bench) -> None:
     """5.3, 4.6: by the CANCEL policy, without an error."""
     await start_and_wait(bench, in_days(1, timeout_policy=FlowTimeoutPolicy.CANCEL))

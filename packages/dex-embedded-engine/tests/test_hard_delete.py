@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,7 +32,9 @@ from dex.dexpb import dex_pb2 as pb
 from engine_harness import Bench, First, Hold, ScriptedFlow, Second
 
 from dex_embedded_engine import Durability
+from dex_embedded_engine.storage.attributes import AttributeStore
 from dex_embedded_engine.storage.connection import Connection
+from dex_embedded_engine.values import NULL
 
 key = Attribute("key", str, hard_delete_on_null=True)
 blob = Attribute("blob", bytes, hard_delete_on_null=True)
@@ -202,6 +205,49 @@ async def test_deletion_by_a_step_leaves_no_trace_either(bench: Bench) -> None:
     await bench.start()
     assert await bench.output(int) == 40_000
     assert traces(bench) == []
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+async def test_secret_that_came_as_the_input_of_an_rpc_leaves_no_trace(
+    bench: Bench, size: int
+) -> None:
+    """D14: the journal does not keep the input of an RPC that wrote one."""
+
+    def ask(context: Any, input: str) -> RPCResult[str]:
+        key.set(context, input)
+        return RPCResult("thanks")
+
+    await open_flow(bench)
+    bench.on_rpc("ask", ask)
+    assert await bench.call("ask", secret(size)) == "thanks"
+    event = (await bench.history())[-1].rpc_execution_completed
+    assert event.input.WhichOneof("kind") == "null_value"
+    assert event.output.string_value == "thanks"
+    assert await get(bench) == secret(size)
+    await remove(bench)
+    assert traces(bench) == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_engine_that_was_killed_before_it_emptied_its_log_does_so_when_it_starts(
+    tmp_path: Path, size: int
+) -> None:
+    """D14: the deletion was committed, and will not be asked for again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    killed = Connection(first / "database", Durability.STRICT)
+    secrets = AttributeStore(killed)
+    for value in (pb.Value(string_value=secret(size)), NULL):
+        killed.begin(synced=True)
+        write = pb.AttributeWrite(key="key", value=value, is_hard_delete_on_null=True)
+        secrets.write_hard("flow", [write])
+        killed.commit()
+    shutil.copytree(first, second)
+    killed.abandon()
+    found = [file for file in second.iterdir() if MARK.encode() in file.read_bytes()]
+    assert found == [second / "database-wal"] or size > 500_000
+    Connection(second / "database", Durability.STRICT).abandon()
+    assert [file for file in second.iterdir() if MARK.encode() in file.read_bytes()] == []
 
 
 def test_pages_that_a_deletion_changes_are_not_copied_to_temporary_files(tmp_path: Path) -> None:

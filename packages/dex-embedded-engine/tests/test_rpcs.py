@@ -58,6 +58,10 @@ class Stage(ScriptedFlow):
     async def hurry(self, context: Context, input: str) -> RPCResult[str]:
         return await self.answer("hurry", context, input)
 
+    @rpc(timeout=timedelta(minutes=5))
+    async def patient(self, context: Context, input: str) -> RPCResult[str]:
+        return await self.answer("patient", context, input)
+
     @rpc
     async def procedure(self, context: Context) -> None:
         await self.script.play("procedure", context, None)
@@ -264,7 +268,7 @@ async def test_error_of_the_handler_reaches_the_caller(bench: Bench) -> None:
     assert bench.script.notes == ["called"]
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("ask", 60), ("hurry", 5)])
+@pytest.mark.parametrize(("name", "seconds"), [("ask", 60), ("hurry", 5), ("patient", 60)])
 async def test_handler_that_takes_too_long_is_told_to_stop(
     bench: Bench, name: str, seconds: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""A Worker process: prints one JSON line when it serves, stops on SIGTERM.
+"""A Worker process: prints one JSON line, serves, stops on SIGTERM.
+
+The line comes first, so that no line of a body gets lost before it.
 
 Arguments: the engine's address.
 """
@@ -18,8 +20,8 @@ async def main(address: str) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     flows = list(langgraph_programs.make_flows().values())
+    print(json.dumps({"ready": True}), flush=True)
     async with open_agent_host(flows, server_address=address):
-        print(json.dumps({"ready": True}), flush=True)
         await stopped.wait()
 
 

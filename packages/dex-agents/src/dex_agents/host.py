@@ -124,11 +124,13 @@ async def open_session_client(
     cache_dir: str | Path | None = None,
     credential: Credential | None = None,
     connect_timeout: float = 5.0,
+    patience: float = 30.0,
 ) -> AsyncIterator[AgentSessionClient]:
     """Talk to sessions that other processes serve.
 
     Args:
         flow: from `session_client_flow`, or as hosted.
+        patience: how long calls wait for each other and for a Worker, seconds.
 
     Raises:
         ServerUnreachableError: nothing answers at `server_address`.
@@ -145,7 +147,7 @@ async def open_session_client(
             credential=credential,
         )
         client = await stack.enter_async_context(AsyncClient(registry, cache, options))
-        yield AgentSessionClient(client, flow)
+        yield AgentSessionClient(client, flow, lock_timeout=patience)
 
 
 def _check_options(flows: Sequence[AgentSessionFlow], mode: str, slots: int, reserved: int) -> None:

@@ -129,8 +129,9 @@ class AgentSessionFlow(Flow[StoredRecord]):
         if schema.header.get(context) is None:
             # The first Step, which begins the first turn, has not run yet.
             return RPCResult(_answer("starting"))
+        runner = self._runtime.require_runner()
         try:
-            self._runtime.require_runner().build_user_message(sent["content"], sent["message_id"])
+            runner.build_user_message(sent["content"], sent["message_id"])
         except Exception as error:  # the border to the runner
             return RPCResult(_answer("refused", detail=describe_error(error)))
         header = read_header(self._runtime, context)

@@ -69,8 +69,8 @@ def begin_turn(
     header = replace(header, turn_number=header.turn_number + 1)
     turn = TurnRecord(header.turn_id)
     receipt: dict[str, Any] = {"sequence": None, "turn_id": header.turn_id}
+    runner = runtime.require_runner()
     try:
-        runner = runtime.require_runner()
         draft = runner.build_user_message(sent["content"], sent["message_id"])
         header = _store_message(runtime, context, header, draft)
         receipt["sequence"] = header.message_count

@@ -46,7 +46,7 @@ def build_message_records(message: AgentMessage) -> dict[str, StoredRecord]:
         text=cut_characters(message.text, DISPLAY_CHARACTERS),
         tool_output=None if output is None else cut_characters(output, DISPLAY_CHARACTERS),
     )
-    parts = list(split_text(write_record(MESSAGE, message.to_json()).body, PART))
+    parts = list(split_text(message.framework_item, PART))
     head = {**replace(message, framework_item="").to_json(), "parts": len(parts)}
     names = message_part_keys(message.sequence, len(parts))
     return {
@@ -71,14 +71,11 @@ def read_message(sequence: int, find: Callable[[str], StoredRecord | None]) -> A
     """
     where = f"message {sequence}"
     head = find(message_key(sequence))
-    count = count_message_parts(sequence, head)
-    if count:
-        bodies = [
-            require_format(MESSAGE_PART, find(name), where).body
-            for name in message_part_keys(sequence, count)
-        ]
-        head = StoredRecord(MESSAGE, "".join(bodies))
     message = parse_record(MESSAGE, head, where, AgentMessage.from_json)
     if message.sequence != sequence:
         raise StoredRecordError(f"{where} is damaged: it holds message {message.sequence}")
-    return message
+    names = message_part_keys(sequence, count_message_parts(sequence, head))
+    if not names:
+        return message
+    bodies = [require_format(MESSAGE_PART, find(name), where).body for name in names]
+    return replace(message, framework_item="".join(bodies))

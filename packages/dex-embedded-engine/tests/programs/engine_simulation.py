@@ -83,12 +83,14 @@ class Simulation:
             frame_budget=self.rng.choice([300, 1 << 21]),
             loaded_runs=self.rng.choice([0, 1, 1000]),
         )
+        self._failpoint_chance = self.rng.choice([0, 0.3, 0.8])
+        self._crash_chance = self.rng.choice([0, 0.01, 0.03])
         self._chances: dict[Callable[[], None], float] = {
             self._process_some: self.rng.choice([10, 30]),
             self._move_a_worker: self.rng.choice([30, 60]),
             self.clients.call: self.rng.choice([5, 12, 30]),
             self._pass_time: self.rng.choice([3, 8, 20]),
-            self._crash: self.rng.choice([0, 0.5, 2]),
+            self._crash: self.rng.choice([0, 0.5, 1]),
             self._lose_a_worker: self.rng.choice([0, 1, 3]),
             self._break_a_stream: self.rng.choice([0, 1, 3]),
             self._add_worker: self.rng.choice([1, 3]),
@@ -141,7 +143,12 @@ class Simulation:
     # --- the chaotic time -----------------------------------------------------------------------
 
     def _act(self) -> None:
-        (action,) = self.rng.choices([*self._chances], [*self._chances.values()])
+        chances = dict(self._chances)
+        if not self._inbox:
+            chances[self._process_some] = 0.5
+        if not self._worker_moves():
+            chances[self._move_a_worker] = 0
+        (action,) = self.rng.choices([*chances], [*chances.values()])
         action()
 
     def _process_some(self) -> None:
@@ -151,9 +158,12 @@ class Simulation:
 
     def _move_a_worker(self) -> None:
         for _ in range(self.rng.randrange(1, 4)):
-            moves = [move for worker in self.workers for move in worker.moves()]
+            moves = self._worker_moves()
             if moves:
                 self.rng.choice(moves)()
+
+    def _worker_moves(self) -> list[Callable[[], None]]:
+        return [move for worker in self.workers for move in worker.moves()]
 
     def _pass_time(self) -> None:
         due = self._next_due()
@@ -222,7 +232,7 @@ class Simulation:
 
     def _open(self) -> Kernel:
         self._armed = ""
-        if not self.is_healthy and self.rng.random() < 0.5:
+        if not self.is_healthy and self.rng.random() < self._failpoint_chance:
             self._armed = f"{self.rng.choice(FAILPOINTS)}:{self.rng.randrange(1, 8)}"
         failpoints = Failpoints(self._armed, _strike)
         return Kernel(self.disk.stores, self._settings, self._new_id, failpoints)
@@ -246,7 +256,7 @@ class Simulation:
         self._take_note(batch, outputs)
         if self.rng.random() < 0.05:
             check_memory(kernel, self.disk.inspector)
-        if not self.is_healthy and self.rng.random() < 0.02:
+        if not self.is_healthy and self.rng.random() < self._crash_chance:
             told = self.rng.randrange(len(outputs) + 1)
             self.note(f"the engine dies when it has told {told} of it")
             self._deliver(outputs[:told])
@@ -333,7 +343,7 @@ class Simulation:
 
     def _settle(self) -> None:
         for _ in range(_ROUNDS * 10):
-            moves = [move for worker in self.workers for move in worker.moves()]
+            moves = self._worker_moves()
             if self._inbox and (not moves or self.rng.random() < 0.5):
                 self._process_some()
             elif moves:

@@ -101,10 +101,11 @@ class Clients:
     def call(self) -> None:
         """Call something."""
         rng = self._world.rng
-        if not self._types or rng.random() < 0.2:
+        if not self._types or rng.random() < max(0.1, 0.5 / len(self._types)):
             self._start()
             return
-        flow_id = rng.choice(sorted(self._types))
+        flow_ids = [*self._types]
+        flow_id = rng.choice(flow_ids[-3:] if rng.random() < 0.8 else flow_ids)
         choice = rng.random()
         if choice < 0.05:
             self._stop(flow_id)
@@ -115,8 +116,8 @@ class Clients:
         elif choice < 0.26:
             self._read_stream(flow_id)
         else:
-            rpcs = sorted(SCRIPTS[self._types[flow_id]].rpcs)
             finishers = SCRIPTS[self._types[flow_id]].finishers
+            rpcs = sorted({*SCRIPTS[self._types[flow_id]].rpcs} - {*finishers})
             if finishers and rng.random() < 0.03:
                 self._invoke(flow_id, rng.choice(finishers))
             elif rpcs:

@@ -23,7 +23,7 @@ from dex_embedded_engine.transitions.change import find_message
 from dex_embedded_engine.transitions.checks import check_lock_keys, check_rpc_result
 from dex_embedded_engine.transitions.events import timestamp
 from dex_embedded_engine.transitions.results import apply_rpc, has_durable_effects
-from dex_embedded_engine.values import InvalidMessageError, check_value
+from dex_embedded_engine.values import NULL, InvalidMessageError, check_value, is_null
 
 if TYPE_CHECKING:
     from dex_embedded_engine.kernel.core import Kernel
@@ -195,8 +195,12 @@ class RpcOperations:
                         pb.ERROR_SUB_STATUS_CHANNEL_MESSAGE_NOT_FOUND,
                     )
         kernel.points.add("rpc_result")
-        kernel.write_hard(run.flow_id, hard_writes(result.upsert_attributes))
+        secrets = hard_writes(result.upsert_attributes)
+        kernel.write_hard(run.flow_id, secrets)
         clear_hard_writes(result.upsert_attributes)
+        if not all(is_null(secret.value) for secret in secrets):
+            # The caller sent the secret, as like as not, and the journal keeps inputs for ever.
+            task.request.input.CopyFrom(NULL)
         # Only now: an RPC that changes nothing leaves nothing.
         kernel.stores.payloads.take_in(run.flow_id, task.request)
         kernel.stores.payloads.take_in(run.flow_id, result)

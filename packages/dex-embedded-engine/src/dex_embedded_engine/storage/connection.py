@@ -62,6 +62,8 @@ class Connection:
         ):
             self._sqlite.execute(f"PRAGMA {pragma}")
         self._migrate()
+        # An engine that was killed between a hard delete and `scrub_log` left the value in the log.
+        self._sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _check_owner(self) -> None:
         tables = self._sqlite.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
