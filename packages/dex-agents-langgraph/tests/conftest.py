@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
 from dex_agents import (
     AgentMessage,
     AgentSessionClient,
@@ -25,10 +27,8 @@ from dex_agents import (
     session_client_flow,
 )
 from dex_agents.testing import TestEngine, TestProcess
-from dex_agents_tool_policy import ToolEffect, ToolPolicy, ToolPolicyResolver
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-
 from dex_agents_langgraph.runner import GraphSource, LangGraphRunner
+from dex_agents_tool_policy import ToolEffect, ToolPolicy, ToolPolicyResolver
 
 PROGRAMS = Path(__file__).with_name("programs")
 sys.path.insert(0, str(PROGRAMS))
@@ -47,7 +47,8 @@ def ledger(tmp_path: Path) -> Path:
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[TestEngine]:
     """An engine in a process of its own."""
-    async with TestEngine(tmp_path / "data") as running:
+    running = TestEngine(tmp_path / "data")
+    async with running:
         yield running
 
 

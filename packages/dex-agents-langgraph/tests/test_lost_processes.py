@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dex_agents import AgentEventType, AgentSessionClient, ToolCallStatus
 from dex_agents.testing import TestEngine
 
@@ -22,6 +23,7 @@ def entries(ledger: Path) -> Counter[str]:
 
 
 @BOTH
+@pytest.mark.full
 async def test_a_worker_killed_during_a_model_call_repeats_that_call_only(
     engine: TestEngine,
     start_worker: Any,
@@ -48,6 +50,7 @@ async def test_a_worker_killed_during_a_model_call_repeats_that_call_only(
 
 
 @BOTH
+@pytest.mark.full
 async def test_a_worker_killed_during_a_read_repeats_it_but_not_its_finished_sibling(
     engine: TestEngine,
     start_worker: Any,
@@ -100,14 +103,15 @@ async def test_a_worker_killed_during_a_single_attempt_write_leaves_its_outcome_
 async def test_an_approval_survives_the_kill_of_engine_and_worker_and_the_call_runs_once(
     tmp_path: Path, start_worker: Any, connect: Any, ledger: Path, flow_type: str
 ) -> None:
-    async with TestEngine(tmp_path / "data") as engine:
+    engine = TestEngine(tmp_path / "data")
+    async with engine:
         worker = await start_worker(engine.address)
         sessions = await connect(engine.address, flow_type)
         await sessions.start_session("s", "refund 7")
         raised = await wait_for_event(sessions, AgentEventType.INTERRUPT_RAISED)
         await worker.kill()
         await engine.kill()
-    async with TestEngine(tmp_path / "data") as engine:
+    async with engine:
         await start_worker(engine.address)
         sessions = await connect(engine.address, flow_type)
         (pending,) = (await sessions.get_agent_snapshot("s")).pending_interrupts

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from dex_agents import ServerUnreachableError, open_agent_host
-from dex_agents.testing import TestEngine
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
@@ -17,6 +15,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
+from dex_agents import ServerUnreachableError, open_agent_host
+from dex_agents.testing import TestEngine
 from dex_agents_langgraph import (
     AmbiguousToolError,
     DurableToolCallMiddleware,

@@ -6,13 +6,6 @@ import threading
 from typing import Annotated, Any
 
 import pytest
-from dex_agents import (
-    DeferredToolCall,
-    InvalidArgumentsError,
-    ToolCallContext,
-    ToolCallFailedError,
-)
-from dex_agents_tool_policy import ToolEffect
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -20,6 +13,12 @@ from langchain_core.tools import InjectedToolCallId, StructuredTool, ToolExcepti
 from langgraph.types import Command
 from pydantic import BaseModel, ValidationError
 
+from dex_agents import (
+    DeferredToolCall,
+    InvalidArgumentsError,
+    ToolCallContext,
+    ToolCallFailedError,
+)
 from dex_agents_langgraph import (
     LangGraphRunError,
     durable_middleware,
@@ -27,6 +26,7 @@ from dex_agents_langgraph import (
     tool_effect_from_metadata,
 )
 from dex_agents_langgraph.testing import ScriptedChatModel
+from dex_agents_tool_policy import ToolEffect
 
 
 class Order(BaseModel):

@@ -11,6 +11,7 @@ from typing import Any
 
 import langgraph_programs
 import pytest
+
 from dex_agents import (
     AgentEventType,
     AgentSessionClient,
@@ -22,6 +23,9 @@ from dex_agents import (
 from dex_agents.testing import StepCall, TestEngine, read_step_history
 
 BOTH = pytest.mark.parametrize("flow_type", ["Agent", "Graph"])
+BOTH_IN_FULL = pytest.mark.parametrize(
+    "flow_type", ["Agent", pytest.param("Graph", marks=pytest.mark.full)]
+)
 
 
 @pytest.fixture
@@ -91,7 +95,7 @@ async def test_a_tool_turn_runs_its_call_in_one_step_between_two_model_calls(
     ]
 
 
-@BOTH
+@BOTH_IN_FULL
 async def test_a_parallel_turn_costs_three_handler_calls_for_each_call(
     engine: TestEngine, sessions: AgentSessionClient, flow_type: str
 ) -> None:
@@ -128,7 +132,7 @@ async def test_an_approval_adds_two_handler_calls_and_the_tool_gets_its_key(
     ]
 
 
-@BOTH
+@BOTH_IN_FULL
 async def test_a_rejection_reaches_the_model_with_its_reason(
     engine: TestEngine, sessions: AgentSessionClient, flow_type: str
 ) -> None:
@@ -139,7 +143,7 @@ async def test_a_rejection_reaches_the_model_with_its_reason(
     assert not any(step.startswith("CallTool") for step in await read_turn(engine, "s"))
 
 
-@BOTH
+@BOTH_IN_FULL
 async def test_edited_arguments_are_what_runs_and_the_model_is_told(
     engine: TestEngine, sessions: AgentSessionClient, flow_type: str
 ) -> None:
@@ -149,7 +153,7 @@ async def test_edited_arguments_are_what_runs_and_the_model_is_told(
     assert messages[-1].text == f"Done: {told}"
 
 
-@BOTH
+@BOTH_IN_FULL
 async def test_two_calls_of_one_model_message_overlap_in_time(
     engine: TestEngine, start_worker: Any, connect: Any, close_gate: Any, flow_type: str
 ) -> None:

@@ -193,3 +193,10 @@ async def test_interrupt_that_does_not_exist_is_not_found(session: Any) -> None:
     for name in ("turn-1:r1c9", "turn-1:r1c1", "no/such", ""):
         with pytest.raises(InterruptNotFoundError):
             await session.client.resolve_interrupt(session.session_id, name, approved=True)
+
+
+async def test_edited_arguments_leave_less_room_for_the_output(open_host: Any) -> None:
+    session = (await open_host(tool_output_budget=50_000)).session("one")
+    turn = asyncio.create_task(session.turn(asks_for("refund")))
+    await session.approve(edited_arguments={"id": 1, "size": 20_000, "note": "x" * 40_000})
+    assert (await turn).text.startswith("completed: The result is too long: it takes 20000 bytes")

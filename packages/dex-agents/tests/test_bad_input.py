@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from agent_programs import script
-from dex import StopFlowOptions, StopType
 
 from dex_agents import (
     AgentUsageError,
@@ -87,8 +86,7 @@ async def test_message_id_must_be_usable(session: Any, message_id: str) -> None:
 async def test_stopped_session_is_not_found_by_those_who_send(agent: Any) -> None:
     session = agent.session("one")
     await session.turn("hello")
-    options = StopFlowOptions(stop_type=StopType.CANCEL)
-    await agent.host.client.stop_flow(session.session_id, options)
+    await agent.host.client.stop_flow(session.session_id)
     with pytest.raises(SessionNotFoundError, match="closed"):
         await session.client.send_user_message(session.session_id, "more")
     with pytest.raises(SessionNotFoundError, match="closed"):

@@ -83,6 +83,7 @@ def test_retry_after_is_found_behind_an_exception_that_wraps_the_providers() -> 
     assert retry_pause(wrapper) == 7
 
 
+@pytest.mark.full
 async def test_model_that_hangs_counts_as_failed(open_host: Any, ledger: Any) -> None:
     agent = await open_host(model_timeout=0.2, maximum_failures=2)
     result = await agent.session("one").turn(script({"hang": 1}))
@@ -165,6 +166,7 @@ async def test_idempotent_write_that_fails_three_times_has_an_unknown_outcome(
     assert "outcome is unknown" in call.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tool", ["pay", "other"])
 async def test_single_attempt_write_that_fails_has_an_unknown_outcome_at_once(
     session: Any, ledger: Any, tool: str
@@ -173,7 +175,7 @@ async def test_single_attempt_write_that_fails_has_an_unknown_outcome_at_once(
     assert (call.status, runs) == (ToolCallStatus.OUTCOME_UNKNOWN, 1)
 
 
-@pytest.mark.parametrize("tool", ["look", "put", "pay"])
+@pytest.mark.parametrize("tool", [pytest.param("look", marks=pytest.mark.full), "put", "pay"])
 @pytest.mark.parametrize(
     ("error", "reason"), [("invalid", "id must be a number"), ("failed", "there is no such order")]
 )
@@ -200,6 +202,7 @@ async def test_tool_that_ends_the_process_ends_its_call_only(session: Any, ledge
     assert (await session.turn("still there?")).text == "you said still there?"
 
 
+@pytest.mark.full
 async def test_tool_that_hangs_longer_than_its_policy_allows_counts_as_failed(
     open_host: Any, ledger: Any
 ) -> None:
@@ -217,6 +220,7 @@ async def test_write_that_hangs_longer_than_the_settings_allow_has_an_unknown_ou
     assert (call.status, runs) == (ToolCallStatus.OUTCOME_UNKNOWN, 1)
 
 
+@pytest.mark.full
 async def test_one_call_that_fails_leaves_its_siblings_alone(session: Any) -> None:
     calls = [["pay", {"id": 1, "fail": 9}], ["look", {"id": 2}]]
     result = await session.turn(script({"calls": calls}, {}))

@@ -94,6 +94,7 @@ async def test_worker_killed_in_a_single_attempt_write_does_not_repeat_it(
     assert "RecoverToolCall" in {each.step_type for each in calls}
 
 
+@pytest.mark.full
 async def test_worker_killed_in_an_idempotent_write_repeats_it_with_the_same_key(
     killable: Any, ledger: Any, close_gate: Any
 ) -> None:

@@ -88,8 +88,7 @@ async def test_sync_bodies_find_as_many_threads_as_there_are_slots(
     engine_address: str, program: Any
 ) -> None:
     flow = program.flow(f"threads-{time.monotonic_ns()}")
-    options = {"max_concurrent_tasks": 40, "reserved_rpc_tasks": 2}
-    async with open_agent_host([flow], server_address=engine_address, **options):
+    async with open_agent_host([flow], server_address=engine_address, max_concurrent_tasks=40):
         meeting = threading.Barrier(40)
         await asyncio.gather(*(asyncio.to_thread(meeting.wait, 30) for _ in range(40)))
 

@@ -34,7 +34,7 @@ async def run_calls(session: Any, *calls: list[Any], **rest: Any) -> Any:
 
 
 @pytest.mark.parametrize("of", ["x", "é", "\U0001f600", '"', "\\", "\n", "\ud800"])
-@pytest.mark.parametrize("size", [3_000, 100_000])
+@pytest.mark.parametrize("size", [pytest.param(3_000, marks=pytest.mark.full), 100_000])
 async def test_output_of_any_length_reaches_model_and_snapshot_whole(
     session: Any, program: Any, of: str, size: int
 ) -> None:
@@ -179,6 +179,7 @@ async def test_history_over_the_budget_without_a_bound_client_fails_the_turn(
     assert "bind_client" in (turn.error or "")
 
 
+@pytest.mark.full
 async def test_snapshot_of_many_messages_comes_in_pages(open_host: Any, program: Any) -> None:
     async def talk(request: Any, emitter: Any) -> TurnFinished:
         return TurnFinished(
@@ -222,10 +223,11 @@ async def test_arguments_of_an_event_are_cut_and_whole_in_the_snapshot(session: 
     assert snapshot.tool_calls[0].arguments == arguments
 
 
+@pytest.mark.full
 async def test_turn_of_hundreds_of_calls_stays_within_all_limits(session: Any) -> None:
     calls = [["look", {"id": number, "size": 2_000}] for number in range(60)]
-    rounds = [{"calls": calls}, {"calls": calls}, {"calls": calls}, {"say": "done"}]
-    assert (await session.turn(script(*rounds))).text == "done"
+    tools = {"calls": calls}
+    assert (await session.turn(script(tools, tools, tools, {"say": "done"}))).text == "done"
     snapshot = await session.client.get_agent_snapshot(session.session_id)
     assert len(snapshot.tool_calls) == 180
 

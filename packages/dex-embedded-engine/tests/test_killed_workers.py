@@ -30,7 +30,7 @@ async def engine(folder: Path, clock: VirtualClock) -> AsyncIterator[EmbeddedEng
 async def read_failure(engine: EmbeddedEngine, flow_id: str) -> pb.StepMethodFailure:
     """Return the last failure of the Flow's only active Step, once there is one."""
     async with asyncio.timeout(20), grpc.aio.insecure_channel(engine.address) as channel:
-        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
         while True:
             state = await stub.GetFlowState(pb.GetFlowStateRequest(flow_id=flow_id))
             for step in state.active_step_executions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, ToolMessage
@@ -12,7 +12,6 @@ from langchain_core.tools import BaseTool
 from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
-from typing_extensions import TypedDict
 
 from dex_agents_langgraph.errors import AmbiguousToolError, LangGraphUsageError, PlainToolNodeError
 from dex_agents_langgraph_tools import (

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dex_agents import AgentSessionFlow
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -17,6 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import tools_condition
 
+from dex_agents import AgentSessionFlow
 from dex_agents_langgraph import (
     ToolEffect,
     ToolPolicy,
@@ -80,11 +80,16 @@ POLICIES = {
 
 
 async def script(messages: list[BaseMessage]) -> AIMessage:
-    """Do what the user says: ``<tool> <item> <item> ...``, then fail if it ends with ``fail``."""
+    """Do what the user says: ``<tool> <item> <item> ...``, then fail if it ends with ``fail``.
+
+    ``each <item> <item> ...`` looks one item up after the other.
+    """
     question = next(m for m in reversed(messages) if isinstance(m, HumanMessage))
     words = str(question.content).split()
     note(f"model {question.content}")
     await asyncio.to_thread(gate, f"model-{words[0]}")
+    if words[0] == "each":
+        return look_up_next(words[1:], messages[messages.index(question) + 1 :])
     if isinstance(messages[-1], ToolMessage):
         if words[-1] == "fail":
             raise RuntimeError("the model is out of order")
@@ -99,6 +104,16 @@ async def script(messages: list[BaseMessage]) -> AIMessage:
         if item != "fail"
     ]
     return AIMessage("", tool_calls=calls, usage_metadata=USAGE)
+
+
+def look_up_next(items: list[str], done: list[BaseMessage]) -> AIMessage:
+    """Look up the first item that has no result yet."""
+    results = [str(message.content) for message in done if isinstance(message, ToolMessage)]
+    if len(results) == len(items):
+        return AIMessage("Done: " + " | ".join(results))
+    item = items[len(results)]
+    call: Any = {"name": "lookup", "args": {"item": item}, "id": f"lookup-{item}"}
+    return AIMessage("", tool_calls=[call])
 
 
 def build_agent() -> CompiledStateGraph[Any, Any, Any, Any]:

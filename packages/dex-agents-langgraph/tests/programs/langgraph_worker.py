@@ -13,6 +13,7 @@ import signal
 import sys
 
 import langgraph_programs
+
 from dex_agents import open_agent_host
 
 

@@ -16,6 +16,7 @@ import grpc
 from dex import (
     AsyncClient,
     AsyncWorker,
+    BlobCache,
     BlobCacheConfig,
     ClientOptions,
     Credential,
@@ -63,6 +64,7 @@ async def open_agent_host(
     cache_dir: str | Path | None = None,
     credential: Credential | None = None,
     connect_timeout: float = 5.0,
+    drain_timeout: float = 5.0,
 ) -> AsyncIterator[AgentHost]:
     """Serve sessions until the block is left.
 
@@ -75,6 +77,7 @@ async def open_agent_host(
         cache_dir: where big values are cached; None takes a temporary folder.
         credential: supplies the bearer token.
         connect_timeout: seconds to wait for the server.
+        drain_timeout: seconds that calls get to end when the block is left; later ones are lost.
 
     Raises:
         AgentUsageError: no flow, a flow without an agent, or too few slots.
@@ -85,17 +88,10 @@ async def open_agent_host(
     for flow in flows:
         await flow.prepare()
     async with AsyncExitStack() as stack:
-        folder = cache_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="dex-agents-"))
-        cache = open_blob_cache(BlobCacheConfig(str(folder), _CACHE_BYTES))
-        stack.callback(cache.close)
+        cache = _open_cache(stack, cache_dir)
         _use_executor(stack, max_concurrent_tasks)
         registry: Any = Registry(list(flows), allow_async_handlers=True)
-        options = ClientOptions(
-            server_address=server_address,
-            worker_target=WorkerTarget(pull=True),
-            credential=credential,
-        )
-        client = await stack.enter_async_context(AsyncClient(registry, cache, options))
+        client = await _open_client(stack, registry, cache, server_address, credential)
         for flow in flows:
             flow.bind_client(client)
             stack.callback(flow.bind_client, None)
@@ -103,7 +99,7 @@ async def open_agent_host(
             max_concurrent_tasks=max_concurrent_tasks,
             reserved_rpc_tasks=reserved_rpc_tasks,
             idle_streams_per_queue=4,
-            stop_drain_timeout=timedelta(seconds=5),
+            stop_drain_timeout=timedelta(seconds=drain_timeout),
         )
         worker = AsyncWorker(
             registry,
@@ -137,16 +133,9 @@ async def open_session_client(
     """
     await _require_reachable(server_address, connect_timeout)
     async with AsyncExitStack() as stack:
-        folder = cache_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="dex-agents-"))
-        cache = open_blob_cache(BlobCacheConfig(str(folder), _CACHE_BYTES))
-        stack.callback(cache.close)
+        cache = _open_cache(stack, cache_dir)
         registry: Any = Registry([flow], allow_async_handlers=True)
-        options = ClientOptions(
-            server_address=server_address,
-            worker_target=WorkerTarget(pull=True),
-            credential=credential,
-        )
-        client = await stack.enter_async_context(AsyncClient(registry, cache, options))
+        client = await _open_client(stack, registry, cache, server_address, credential)
         yield AgentSessionClient(client, flow, lock_timeout=patience)
 
 
@@ -180,6 +169,25 @@ async def _require_reachable(address: str, seconds: float) -> None:
             await asyncio.wait_for(channel.channel_ready(), seconds)
         except TimeoutError:
             raise ServerUnreachableError(address, seconds) from None
+
+
+def _open_cache(stack: AsyncExitStack, folder: str | Path | None) -> BlobCache:
+    place = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="dex-agents-"))
+    cache = open_blob_cache(BlobCacheConfig(str(place), _CACHE_BYTES))
+    stack.callback(cache.close)
+    return cache
+
+
+async def _open_client(
+    stack: AsyncExitStack,
+    registry: Registry,
+    cache: BlobCache,
+    address: str,
+    credential: Credential | None,
+) -> AsyncClient:
+    target = WorkerTarget(pull=True)
+    options = ClientOptions(server_address=address, worker_target=target, credential=credential)
+    return await stack.enter_async_context(AsyncClient(registry, cache, options))
 
 
 def _lend_executor(stack: AsyncExitStack, threads: int) -> None:

@@ -159,13 +159,15 @@ class SessionCalls:
         pause = _FIRST_PAUSE
         while True:
             try:
-                answer = read_record(
-                    ANSWER, await invoke(method, session_id, input, options=options), "the answer"
-                )
+                async with asyncio.timeout_at(deadline):
+                    output = await invoke(method, session_id, input, options=options)
+                answer = read_record(ANSWER, output, "the answer")
                 if answer["outcome"] != "starting" or loop.time() >= deadline:
                     return answer
             except FlowNotActiveOrNotFoundError:
                 raise SessionNotFoundError(session_id) from None
+            except TimeoutError:
+                raise self._unavailable() from None
             except RpcLockConflictError:
                 if loop.time() >= deadline:
                     raise
@@ -174,7 +176,9 @@ class SessionCalls:
                     raise
                 # Nobody ran it, or the Worker that did was lost.
                 if loop.time() >= deadline:
-                    flow_type = self._flow.get_flow_type()
-                    raise WorkerUnavailableError(flow_type, self.patience) from None
+                    raise self._unavailable() from None
             await asyncio.sleep(random.uniform(0, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _unavailable(self) -> WorkerUnavailableError:
+        return WorkerUnavailableError(self._flow.get_flow_type(), self.patience)

@@ -95,6 +95,9 @@ class AgentSessionClient:
         client: an AsyncClient whose Registry holds `flow`.
         flow: the flow, as hosted or from `session_client_flow`.
         lock_timeout: how long a call waits for others that decide and for a Worker, seconds.
+
+    Attributes:
+        calls: reads the session's records as they are stored.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class AgentSessionClient:
     ) -> None:
         self._client = client
         self._flow = flow
-        self._calls = SessionCalls(client, flow, lock_timeout)
+        self.calls = SessionCalls(client, flow, lock_timeout)
 
     async def start_session(
         self,
@@ -160,7 +163,7 @@ class AgentSessionClient:
         message_id = _require_message_id(message_id)
         request = {"content": require_content(content), "message_id": message_id}
         _write_input("the message", request, RECORD - CONFIG)
-        answer = await self._calls.decide(
+        answer = await self.calls.decide(
             self._flow.accept_user_message,
             _require_session_id(session_id),
             request,
@@ -169,7 +172,7 @@ class AgentSessionClient:
         if answer["outcome"] == "refused":
             raise MessageRefusedError(answer["detail"])
         if answer["outcome"] == "starting":
-            raise WorkerUnavailableError(self._flow.get_flow_type(), self._calls.patience)
+            raise WorkerUnavailableError(self._flow.get_flow_type(), self.calls.patience)
         return MessageReceipt(message_id, answer["sequence"], answer["turn_id"])
 
     async def run_turn(
@@ -285,7 +288,7 @@ class AgentSessionClient:
         if "/" in interrupt_id or not interrupt_id.strip():
             raise InterruptNotFoundError(session_id, interrupt_id)
         resolution = {"approved": bool(approved), **words, "arguments": arguments}
-        answer = await self._calls.decide(
+        answer = await self.calls.decide(
             self._flow.answer_interrupt,
             _require_session_id(session_id),
             {"interrupt_id": interrupt_id, "resolution": resolution},
@@ -313,18 +316,18 @@ class AgentSessionClient:
         """
         if after_sequence < 0 or limit < 0:
             raise AgentUsageError("after_sequence and limit must not be negative")
-        reader = SnapshotReader(self._calls, _require_session_id(session_id))
+        reader = SnapshotReader(self.calls, _require_session_id(session_id))
         return await reader.read(after_sequence, limit)
 
     async def _turn_of(self, session_id: str, message_id: str) -> TurnRecord | None:
         """Return the turn that a message got, or None while it waits."""
-        sent = (await self._calls.read(session_id, sent=[message_id])).find("sent", message_id)
+        sent = (await self.calls.read(session_id, sent=[message_id])).find("sent", message_id)
         if sent is None:
             return None
         turn_id: str | None = read_record(SENT, sent, f"message {message_id!r}")["turn_id"]
         if turn_id is None:
             return None
-        turns = await self._calls.read(session_id, turns=[turn_id])
+        turns = await self.calls.read(session_id, turns=[turn_id])
         return parse_turn(turn_id, turns.find("turns", turn_id))
 
     async def _turn_result(self, session_id: str, turn: TurnRecord) -> TurnResult:
@@ -333,7 +336,7 @@ class AgentSessionClient:
         messages: list[AgentMessage] = []
         while last > 0:
             first = max(1, last - _TURN_PAGE + 1)
-            page = await self._calls.read_messages(session_id, first, last)
+            page = await self.calls.read_messages(session_id, first, last)
             messages[:0] = [each for each in page if each.turn_id == turn.turn_id]
             if len([each for each in page if each.turn_id == turn.turn_id]) < len(page):
                 break

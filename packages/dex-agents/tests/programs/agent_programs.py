@@ -42,8 +42,9 @@ def script(*rounds: Mapping[str, Any]) -> str:
 
     A round may hold, in the order in which they are obeyed: ``emit`` (texts), ``gate`` (name),
     ``fail`` (how many times it raises), ``retry_after`` (seconds, with ``fail``), ``hang``,
-    ``result`` (what it returns instead, as it is), ``calls`` ([tool, arguments] pairs, with
-    ``state``, a size), ``say`` (text), ``size`` (of what is said).
+    ``lost`` (its Worker), ``attempts`` (each ``fail`` or ``lost``), ``result`` (what it returns
+    instead, as it is), ``calls`` ([tool, arguments] pairs, with ``state``, a size), ``say`` (text),
+    ``size`` (of what is said).
     """
     return json.dumps(rounds)
 
@@ -148,6 +149,12 @@ class AgentProgram:
             raise ProviderError(step.get("retry_after"))
         if "hang" in step:
             await asyncio.Event().wait()
+        if "lost" in step:
+            raise asyncio.CancelledError
+        if "attempts" in step:
+            if step["attempts"][self.ledger.count(name) - 1] == "lost":
+                raise asyncio.CancelledError
+            raise ProviderError(None)
         if "result" in step:
             return step["result"]
         if "calls" in step:
@@ -175,7 +182,7 @@ class AgentProgram:
         if "hang" in arguments:
             await asyncio.Event().wait()
         if "size" in arguments:
-            return str(arguments.get("of", "x")) * arguments["size"]
+            return str(arguments.get("of", "x")) * int(arguments["size"])
         return f"{name} done with {context.idempotency_key}"
 
     def fail(self, kind: str) -> None:
@@ -183,6 +190,9 @@ class AgentProgram:
             raise InvalidArgumentsError("id must be a number")
         if kind == "failed":
             raise ToolCallFailedError("there is no such order")
+        if kind == "lost":
+            # The SDK reports a handler that ends like this as one of a Worker that stops.
+            raise asyncio.CancelledError
         if kind == "exit":
             sys.exit("the tool wants to end the process")
         raise ValueError("secret words of the tool")

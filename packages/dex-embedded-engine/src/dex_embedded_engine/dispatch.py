@@ -1,8 +1,9 @@
 """Owns which Worker stream gets which task: streams, queues, exclusions and Attribute locks.
 
 Pure bookkeeping in memory; its times are instants that grow even while the engine's clock is
-made to stand still, for its pauses are about other processes. It does not know what a task contains, nor whether its hand-out is
-durable; it starts empty after a restart, and Workers and queued Steps are told to it anew.
+made to stand still, for its pauses are about other processes. It does not know what a task
+contains, nor whether its hand-out is durable; it starts empty after a restart, and Workers and
+queued Steps are told to it anew.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dex_agents.session_schema import call_key, output_name, part_key
 from dex_agents.size_limits import (
     DISPLAY_CHARACTERS,
     INLINE_OUTPUT,
+    KIB,
     PART,
     cut_characters,
     split_text,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from dex_agents.movements import SessionMovements
 
 _LOGGER = logging.getLogger(__name__)
+_LEAST_OUTPUT = 4 * KIB
 _FAILED = "The tool call failed: {reason}"
 
 
@@ -178,10 +181,17 @@ class CallTool(Step[StoredRecord]):
         """Store the final record; a long output goes beside it, a too long one is replaced."""
         output = record.output or ""
         size = travelling_size(output)
-        if size > record.output_limit:
+        # The next model call loads the record; an edit of its arguments came after the budget.
+        edit = (
+            0
+            if record.resolution is None
+            else travelling_size(json.dumps(record.to_json()["resolution"]))
+        )
+        limit = max(record.output_limit - edit, min(record.output_limit, _LEAST_OUTPUT))
+        if size > limit:
             text = (
-                f"The result is too long: it takes {size} bytes, and at most {record.output_limit} "
-                f"fit beside those of the other calls."
+                f"The result is too long: it takes {size} bytes, and at most {limit} fit beside "
+                f"those of the other calls."
             )
             record = replace(record, output=text)
         elif size > INLINE_OUTPUT:
