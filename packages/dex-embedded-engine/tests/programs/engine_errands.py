@@ -24,6 +24,7 @@ from dex_embedded_engine import EngineFailure
 from dex_embedded_engine.testing import EngineProcess
 
 _RETRIES = 200
+_WATCH = 5.0
 
 
 class Supervisor:
@@ -53,13 +54,18 @@ class Supervisor:
         refusal; so this is ready when the next call of any client will go through.
         """
         assert self._task is not None
-        async with grpc.aio.insecure_channel(self.engine.address) as channel:
-            ready = asyncio.ensure_future(channel.channel_ready())
-            await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
-            if self._task.done():
+        while True:
+            async with grpc.aio.insecure_channel(self.engine.address) as channel:
+                ready = asyncio.ensure_future(channel.channel_ready())
+                watched = {ready, self._task}
+                await asyncio.wait(watched, timeout=_WATCH, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    return
                 ready.cancel()
-                await self._task
-            await ready
+                await asyncio.gather(ready, return_exceptions=True)
+                if self._task.done():
+                    await self._task
+            # Once in a while gRPC misses that the connection came up; a new channel sees it.
 
     async def _starts(self) -> bool:
         """Start the engine; tell whether it was ready before it was killed again."""
