@@ -382,7 +382,6 @@ async def test_an_invalid_stream_message_is_dropped_and_the_step_goes_on(
     assert [message.value for message in page.messages] == [to_value("y")]
 
 
-@pytest.mark.xfail(reason="kernel/workers.py waits for the timeout instead", strict=True)
 async def test_a_final_frame_of_another_kind_of_task_fails_the_attempt_at_once(
     tmp_path: Path,
 ) -> None:
@@ -415,7 +414,6 @@ async def test_a_reason_longer_than_the_inline_limit_is_reported_whole(
     assert (await wire.result("failing")).error_message == reason
 
 
-@pytest.mark.xfail(reason="transitions/failures.py keeps the whole text", strict=True)
 async def test_an_error_of_five_megabytes_can_still_be_read_from_the_result(
     wire: Wire, worker: HandWorker
 ) -> None:

@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from dex.dexpb import dex_pb2 as pb
@@ -220,6 +221,7 @@ class TestProcess:
         self._process: Process | None = None
         self._output: asyncio.Task[None] | None = None
         self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._early: deque[str] = deque()
         self.ready: dict[str, Any] = {}
 
     async def start(self) -> dict[str, Any]:
@@ -233,16 +235,19 @@ class TestProcess:
         )
         self._lines = asyncio.Queue()
         self._output = asyncio.create_task(self._read_output(self._process))
-        line = ""
-        while not line.startswith("{"):
-            line = await self.read_line(_READY_TIMEOUT)
+        early = []
+        while not (line := await self.read_line(_READY_TIMEOUT)).startswith("{"):
+            early.append(line)
             if not line:
                 raise AgentRunError(f"program {self._command!r} ended before it was ready")
+        self._early.extend(early)
         self.ready = json.loads(line)
         return self.ready
 
     async def read_line(self, seconds: float = 30.0) -> str:
         """Return the next line the program prints; empty once it has ended."""
+        if self._early:
+            return self._early.popleft()
         return await asyncio.wait_for(self._lines.get(), seconds)
 
     async def kill(self) -> None:
@@ -269,7 +274,7 @@ class TestProcess:
             self._lines.put_nowait(line.decode().rstrip("\n"))
         self._lines.put_nowait("")
 
-    async def __aenter__(self) -> TestProcess:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

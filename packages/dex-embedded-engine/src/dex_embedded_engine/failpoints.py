@@ -48,6 +48,10 @@ class Failpoints:
                 f"{name!r} is no failpoint; the failpoints are {', '.join(FAILPOINTS)}"
             )
         self._name = name
+        if count and not (count.isdecimal() and int(count) > 0):
+            raise EngineUsageError(
+                f"failpoint {armed!r} has the count {count!r}; use a whole number from 1"
+            )
         self._left = int(count or "1")
         self._strike = strike or _kill_this_process
 

@@ -137,6 +137,9 @@ class Gateway:
                     raise _poll_timeout(seconds)
                 self._require_running()
                 await woken.wait()
+                # A wall clock that was set back fires a timer before its time.
+                timer.cancel()
+                timer = self._clock.call_at(deadline, woken.set)
         finally:
             timer.cancel()
             waiters = self._waiters[topic]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,8 +70,15 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise EngineUsageError(f"EngineSettings.{name} is {value!r}; use a finite number")
             if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
                 raise EngineUsageError(f"EngineSettings.{name} is {value!r}; it must be positive")
+        if self.receive_limit > _LARGEST_MESSAGE:
+            raise EngineUsageError(
+                f"EngineSettings.receive_limit is {self.receive_limit!r}; gRPC takes at most "
+                f"{_LARGEST_MESSAGE}"
+            )
         if not self.stream_trim_target < self.stream_trim_trigger <= 1:
             raise EngineUsageError(
                 "EngineSettings.stream_trim_target must be below stream_trim_trigger, "
@@ -78,4 +86,5 @@ class EngineSettings:
             )
 
 
+_LARGEST_MESSAGE = 2**31 - 1
 _MAY_BE_ZERO = frozenset({"minimum_heartbeat_timeout", "loaded_runs", "shutdown_grace"})

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from dex_embedded_engine.cli import FAILPOINT_VARIABLE
 from dex_embedded_engine.errors import EngineFailure
@@ -120,7 +120,7 @@ class ProgramProcess:
             await self._reader
         return code
 
-    async def __aenter__(self) -> ProgramProcess:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

@@ -45,6 +45,7 @@ from dex import (
 )
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
+from google.protobuf.empty_pb2 import Empty
 
 from dex_embedded_engine import EmbeddedEngine, EngineSettings, VirtualClock
 from dex_embedded_engine.clock import TimerHandle
@@ -421,9 +422,9 @@ class Bench:
             )
         )
         channel = await self._engine.enter_async_context(grpc.aio.insecure_channel(self.address))
-        # A Worker that tried to connect while there was no engine shares its pause with us.
-        await guard(channel.channel_ready())
         self.service = dex_pb2_grpc.FlowServiceStub(channel)
+        # A Worker that tried to connect while there was no engine shares its pause with us.
+        await guard(self.service.HealthCheck(Empty(), wait_for_ready=True))
         self.client = self.make_client()
         self._engine.push_async_callback(self.client.close)
 

@@ -151,7 +151,8 @@ class Kernel:
         """
         run = self.latest_run(flow_id, run_id)
         if run is None:
-            raise flow_not_exists(flow_id, "does not exist")
+            known = run_id and self.stores.runs.find_key(flow_id, "") is not None
+            raise flow_not_exists(flow_id, f"has no run {run_id!r}" if known else "does not exist")
         return run
 
     def latest_run(self, flow_id: str, run_id: str = "") -> Run | None:

@@ -242,6 +242,13 @@ class StepOperations:
         if appended:
             kernel.wake(stream_topic(run.flow_type, write.stream_name, run.flow_id))
 
+    def take_other(self, task: StepTask) -> None:
+        """Take a final frame that answers another kind of task."""
+        execution = self._current(task)
+        if execution is not None:
+            detail = f"Step {execution.id!r} returned an invalid result: it answers an RPC"
+            self.fail(task, Failure(detail, "InvalidWorkerResult", final=True))
+
     def _refuse_result(
         self,
         task: StepTask,

@@ -123,13 +123,14 @@ class WorkerOperations:
         if isinstance(task, StepTask):
             self._take_step_frame(stream, task, frame, output)
         elif isinstance(task, RpcTask):
-            if output not in ("rpc", "worker_error"):
+            if output is None:
                 return
             self._kernel.dispatcher.finish(stream, self._kernel.instant)
-            if output == "rpc":
-                self.rpcs.take_result(task, frame.rpc, stream.worker.worker_id)
-            else:
+            if output == "worker_error":
                 self.rpcs.take_error(task, frame.worker_error)
+            else:
+                # The answer to a Step stands for a result without output, which is refused.
+                self.rpcs.take_result(task, frame.rpc, stream.worker.worker_id)
 
     def _take_step_frame(
         self,
@@ -142,7 +143,11 @@ class WorkerOperations:
             self._kernel.dispatcher.finish(stream, self._kernel.instant)
             self.steps.take_error(task, frame.worker_error)
             return
-        if output not in ("wait_for", "execute"):
+        if output == "rpc":
+            self._kernel.dispatcher.finish(stream, self._kernel.instant)
+            self.steps.take_other(task)
+            return
+        if output is None:
             return
         part = frame.wait_for if output == "wait_for" else frame.execute
         kind = part.WhichOneof("output")

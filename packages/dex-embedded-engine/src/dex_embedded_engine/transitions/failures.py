@@ -13,6 +13,8 @@ from dex_embedded_engine.transitions.change import Change
 from dex_embedded_engine.transitions.closing import close
 from dex_embedded_engine.transitions.events import method_context, method_input
 
+# The SDK keeps to 4 KiB; answers to clients must stay below 4 MiB whatever a Worker sends.
+_LONGEST_TEXT = 64 * 1024
 _CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 
 
@@ -43,9 +45,9 @@ class Failure:
         """Describe what a Worker reported. A cancellation nobody asked for is a lost Worker."""
         lost = error.grpc_status == _CANCELLED
         return Failure(
-            detail=error.detail,
-            error_type=error.error_type,
-            stack_trace=error.stack_trace,
+            detail=error.detail[:_LONGEST_TEXT],
+            error_type=error.error_type[:_LONGEST_TEXT],
+            stack_trace=error.stack_trace[:_LONGEST_TEXT],
             retry_after=max(0, error.retry_after_seconds),
             grpc_status=error.grpc_status,
             reason=(
