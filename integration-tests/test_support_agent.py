@@ -53,7 +53,9 @@ class Program:
         ledger = self.data / "refunds.jsonl"
         if not ledger.exists():
             return []
-        return sorted(json.loads(line)["order"] for line in ledger.read_text().splitlines())
+        return sorted(
+            json.loads(line)["order"] for line in ledger.read_text(encoding="utf-8").splitlines()
+        )
 
     async def close(self) -> None:
         """End what still runs."""

@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize(
 
 
 def entries(ledger: Path) -> Counter[str]:
-    return Counter(ledger.read_text().splitlines())
+    return Counter(ledger.read_text(encoding="utf-8").splitlines())
 
 
 @BOTH

@@ -194,7 +194,7 @@ async def test_a_failed_turn_tells_the_next_one_what_had_run(
     assert note["data"]["id"].startswith("dex-user-")
     assert "paid a" in note["data"]["content"]
     assert (await sessions.run_turn("s", "hello")).text == "Hello there friend"
-    assert ledger.read_text().splitlines() == [
+    assert ledger.read_text(encoding="utf-8").splitlines() == [
         "model pay a fail",
         "pay a",
         *["model pay a fail"] * 3,

@@ -54,7 +54,9 @@ async def check_errands(errands: Errands, ledger: Path) -> None:
         assert 1 <= len(notes[name]) <= asked
     heard = await errands.messages("desk")
     assert list(dict.fromkeys(heard)) == errands.sent
-    entered = [line for line in ledger.read_text().splitlines() if line.startswith("count")]
+    entered = [
+        line for line in ledger.read_text(encoding="utf-8").splitlines() if line.startswith("count")
+    ]
     assert {line.split()[2] for line in entered} == {str(number) for number in range(11)}
 
 

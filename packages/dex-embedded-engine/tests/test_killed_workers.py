@@ -66,7 +66,7 @@ async def test_a_worker_killed_inside_a_handler_costs_one_attempt_and_the_next_o
     assert await second.read_line() == "work job 2"
     gate.open()
     assert await flow_client.result("job", list[int]) == [2, 1]
-    assert ledger.read_text().count("work job") == 2
+    assert ledger.read_text(encoding="utf-8").count("work job") == 2
 
 
 async def test_no_worker_for_a_minute_uses_no_attempt(
@@ -92,7 +92,7 @@ async def test_a_single_attempt_whose_worker_was_killed_goes_to_its_recovery_ste
     await first.kill()
     await start_worker(engine.address)
     assert await flow_client.result("single", list[str]) == ["once", "WorkerDisconnected"]
-    assert ledger.read_text().splitlines() == ["once single 1", "recover single"]
+    assert ledger.read_text(encoding="utf-8").splitlines() == ["once single 1", "recover single"]
 
 
 @pytest.mark.full
@@ -111,6 +111,8 @@ async def test_a_single_attempt_is_never_entered_twice_whenever_its_worker_is_ki
         await start_worker(engine.address)
         for number in range(15):
             await client.result(f"single-{number}")
-    entries = [line for line in ledger.read_text().splitlines() if line.startswith("once")]
+    entries = [
+        line for line in ledger.read_text(encoding="utf-8").splitlines() if line.startswith("once")
+    ]
     assert len(entries) == len(set(entries))
     assert all(entry.endswith(" 1") for entry in entries)

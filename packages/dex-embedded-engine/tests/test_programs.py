@@ -21,7 +21,9 @@ async def test_sequential_steps_run_once_each_and_carry_their_state(
     await start_worker(engine.address, mode)
     await flow_client.start("Sequence", "sum", 20)
     assert await flow_client.result("sum", int) == 210
-    assert ledger.read_text().splitlines() == [f"count sum {n} 1" for n in range(20, -1, -1)]
+    assert ledger.read_text(encoding="utf-8").splitlines() == [
+        f"count sum {n} 1" for n in range(20, -1, -1)
+    ]
 
 
 async def test_parallel_steps_join_on_a_channel(
@@ -30,7 +32,7 @@ async def test_parallel_steps_join_on_a_channel(
     await start_worker(engine.address, mode)
     await flow_client.start("Parallel", "fan", 8)
     assert await flow_client.result("fan", int) == sum(range(8)) * 10
-    lines = ledger.read_text().splitlines()
+    lines = ledger.read_text(encoding="utf-8").splitlines()
     assert sorted(lines[:-1]) == sorted(["fan fan", *(f"branch fan {n}" for n in range(8))])
     assert lines[-1].startswith("join fan")
 

@@ -12,13 +12,15 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def fences(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 async def test_the_complete_program_prints_what_its_comment_says(folder: Path) -> None:
     (program,) = fences("python")
     path = folder / "program.py"
-    path.write_text(program)
+    path.write_text(program, encoding="utf-8")
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(path), stdout=asyncio.subprocess.PIPE
     )

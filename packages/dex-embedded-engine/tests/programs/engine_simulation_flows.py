@@ -243,7 +243,8 @@ class Desk(Script):
 
     def rpc_add(self, call: HandlerCall) -> RpcResult:
         total = call.attributes["total"] + 1
-        return self._answer(call, {"total": total}, total)
+        odd = f"odd {total}" if total % 2 else None
+        return self._answer(call, {"total": total, "odd": odd}, total)
 
     def rpc_shift(self, call: HandlerCall) -> RpcResult:
         return self._answer(call, self._shifted(call, 1))
@@ -258,7 +259,8 @@ class Desk(Script):
         number = int(call.input.rpartition("-")[2])
         kinds = ("bump", "slow_bump", "shift", "bump", "slow_bump")[number % 3 :]
         steps = [self._locked(kind) for kind in kinds[: 1 + number % 2 + number % 3]]
-        return self._answer(call, {}, decision=go_to(*steps))
+        glance = move("glance", skip_wait_for=True, execute_load_attribute_map_instances=["rpc/"])
+        return self._answer(call, {}, decision=go_to(*steps, glance))
 
     def rpc_finish(self, call: HandlerCall) -> RpcResult:
         return self._answer(call, {}, decision=go_to(move("finish")))
@@ -275,6 +277,9 @@ class Desk(Script):
 
     def do_shift(self, call: HandlerCall) -> StepResult:
         return decides(dead_end(), upsert_attributes=writes(self._shifted(call, 5)))
+
+    def do_glance(self, call: HandlerCall) -> StepResult:
+        return decides(dead_end())
 
     def do_finish(self, call: HandlerCall) -> StepResult:
         return decides(graceful())
