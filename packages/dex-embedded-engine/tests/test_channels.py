@@ -200,7 +200,7 @@ async def test_instances_of_a_map_are_loaded_whole_or_one_by_one(bench: Bench) -
     with pytest.raises(WorkerInvocationError, match="not loaded"):
         await bench.call("look_at_topic", "b & c")
     options = RPCInvokeOptions(load_channel_map_instances=(ChannelMapLoad(topics, "b & c"),))
-    assert await bench.call("look_at_topic", "b & c", options=options) == ["2"]
+    assert len(await bench.call("look_at_topic", "b & c", options=options)) == 1
 
 
 # --- deleting ----------------------------------------------------------------------------------

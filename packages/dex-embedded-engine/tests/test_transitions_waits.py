@@ -22,7 +22,7 @@ from engine_messages import (
     timer,
     writes,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dex_embedded_engine.runs import Execution, Message, Phase, Run, Standing, Timer
@@ -416,6 +416,7 @@ def _best_distribution(
     return taken
 
 
+@settings(max_examples=300, deadline=None, database=None, derandomize=True)
 @given(waits_and_queues())
 def test_planning_a_wait_agrees_with_trying_every_distribution(
     case: tuple[pb.WaitingCondition, list[bool], dict[str, int]],

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import sqlite3
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from dex_embedded_engine.data_directory import DataDirectory, is_sendable
 from dex_embedded_engine.errors import AddressError, EngineFailure, EngineUsageError
 from dex_embedded_engine.failpoints import Failpoints
 from dex_embedded_engine.gateway import Gateway
+from dex_embedded_engine.identity import make_id
 from dex_embedded_engine.kernel.core import Kernel
 from dex_embedded_engine.services.authentication import TokenInterceptor
 from dex_embedded_engine.services.decoding import DecodingInterceptor
@@ -128,7 +128,12 @@ class EmbeddedEngine:
 
     async def _serve(self) -> None:
         assert self._stores is not None
-        kernel = Kernel(self._stores, self._settings, lambda: str(uuid.uuid4()), self._failpoints)
+        kernel = Kernel(
+            self._stores,
+            self._settings,
+            lambda: make_id(self._clock.now()),
+            self._failpoints,
+        )
         gateway = Gateway(kernel, self._clock, self._note_failure)
         decoding = DecodingInterceptor()
         self._server = grpc.aio.server(

@@ -123,6 +123,8 @@ class StepOperations:
         if execution is None:
             return
         run = kernel.run(task.run_key)
+        # Before anything else: a mistake of ours further down then ends this run, see `core`.
+        change = kernel.change(run)
         try:
             if isinstance(output, pb.InvokeWaitForMethodOutput):
                 self._require_phase(execution, Phase.WAIT_FOR)
@@ -139,7 +141,6 @@ class StepOperations:
         kernel.stores.payloads.take_in(run.flow_id, output.result)
         if isinstance(output, pb.InvokeExecuteMethodOutput):
             self._restore_reason(run, output.result.step_decision.close_decision)
-        change = kernel.change(run)
         execution.task_id = None
         if isinstance(output, pb.InvokeWaitForMethodOutput):
             kernel.points.add("wait_for_result")
