@@ -47,7 +47,7 @@ def test_the_first_command_sets_up_and_refunds_order_7_in_a_fresh_clone(tmp_path
             ["bash", "-c", fences("sh")[0]],
             cwd=clone,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=False,
             stdin=subprocess.DEVNULL,
             env=environment,

@@ -124,7 +124,9 @@ async def test_an_engine_killed_at_random_moments_under_load_loses_nothing(
             await start_worker(engine.address, mode)
         errands = Errands(connect, supervisor)
         await errands.start("Desk", "desk", None)
-        for number in range(kills):
+        rounds = 0
+        while supervisor.restarts < kills:
+            number, rounds = rounds, rounds + 1
             batch = [f"sum-{number}-{each}" for each in range(4)]
             await asyncio.gather(*(errands.start("Sequence", each, 15) for each in batch))
             marks = [errands.mark("desk", f"{number}-{each}") for each in range(6)]
@@ -134,10 +136,10 @@ async def test_an_engine_killed_at_random_moments_under_load_loses_nothing(
             await errands.write("desk", f"round {number}")
             for each in batch[:1]:
                 assert await errands.result(each, int) == 120
-        for name in [f"sum-{number}-{each}" for number in range(kills) for each in range(4)]:
+        for name in [f"sum-{number}-{each}" for number in range(rounds) for each in range(4)]:
             assert await errands.result(name, int) == 120
         notes = await errands.insist(lambda each: each.call("read_notes", "desk"))
         assert set(notes) == set(errands.marks)
         assert all(1 <= len(notes[name]) <= asked for name, asked in errands.marks.items())
         assert list(dict.fromkeys(await errands.messages("desk"))) == errands.sent
-        assert supervisor.restarts == kills
+        assert supervisor.restarts >= kills
