@@ -304,12 +304,13 @@ def test_what_a_result_publishes_can_satisfy_its_own_wait() -> None:
     assert hand.results("a-1") == [("x", [1])]
 
 
-def test_a_result_deletes_messages_before_it_publishes_any() -> None:
-    hand = waiting(any_of(channel("never")), 1)
-    (message,) = hand.run.channels["c"]
+def test_a_result_deletes_the_message_it_names_and_publishes_behind_the_others() -> None:
+    hand = waiting(any_of(channel("never")), 1, 2, 3)
+    message = hand.run.channels["c"][1]
     deletion = pb.ChannelMessageDeletion(channel_name="c", message_id=message.message_id)
-    hand.rpc("swap", delete_from_channel=[deletion], publish_to_channel=publish("c", 2))
-    assert hand.queued("c") == [2]
+    hand.rpc("swap", delete_from_channel=[deletion], publish_to_channel=publish("c", 4))
+    assert hand.queued("c") == [1, 3, 4]
+    assert hand.change.removed == [message]
 
 
 def test_deleting_a_message_that_is_not_there_does_nothing() -> None:

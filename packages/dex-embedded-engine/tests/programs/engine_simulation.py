@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +68,7 @@ class Simulation:
         self.rng = random.Random(seed)
         self.now = _START
         self.is_healthy = False
+        self._is_clock_steady = True
         self.trace: list[str] = []
         self._steps = steps
         self._counter = itertools.count(1)
@@ -291,7 +292,9 @@ class Simulation:
         self.ledger.lose_engine()
         if self.rng.random() < 0.4:
             # The clock of the machine may have been set back, too.
-            self.now += self.rng.choice([0.5, 20.0, 100.0, -30.0])
+            step = self.rng.choice([0.5, 20.0, 100.0, -30.0])
+            self._is_clock_steady = self._is_clock_steady and step > 0
+            self.now += step
         if self.disk.loses_power and self.rng.random() < 0.5:
             self.note("the power fails")
             self.disk.lose_power()
@@ -363,16 +366,19 @@ class Simulation:
         check_memory(kernel, self.disk.inspector)
         assert kernel.dispatcher.tasks_out() == []
         assert not [each for worker in self.workers for each in worker.handlers()]
-        records = {}
-        for (key,) in self.disk.inspector.execute("SELECT run_key FROM runs").fetchall():
-            record = records[key] = read_record(kernel, key)
+        keys = self.disk.inspector.execute("SELECT run_key FROM runs").fetchall()
+        records = [read_record(kernel, key) for (key,) in keys]
+        runs = Counter(record.run.flow_id for record in records)
+        for record in records:
+            record.is_clock_steady = self._is_clock_steady
+            record.is_only_run = runs[record.run.flow_id] == 1
             was_stopped = self.clients.was_stopped(record.run)
             check_record(record, self.ledger, was_stopped=was_stopped)
             locks = ("total", "left", "right")
-            assert kernel.dispatcher.held_lock(key, locks) is None
-        check_streams(kernel, list(records.values()), self.ledger)
+            assert kernel.dispatcher.held_lock(record.run.key, locks) is None
+        check_streams(kernel, records, self.ledger)
         check_leftovers(self.disk.inspector)
-        self.clients.check(list(records.values()))
+        self.clients.check(records)
 
 
 def _strike() -> None:

@@ -64,11 +64,18 @@ class Rpc:
 
 @dataclass
 class Record:
-    """A finished run as the database holds it. Events are (time, kind, payload)."""
+    """A finished run as the database holds it. Events are (time, kind, payload).
+
+    Attributes:
+        is_clock_steady: the clock was never set back.
+        is_only_run: no other run shares the Flow's id, and so its hard-deleted values.
+    """
 
     run: Run
     events: list[tuple[float, str, Any]]
     attributes: dict[str, Any]
+    is_clock_steady: bool = True
+    is_only_run: bool = True
 
     def of_kind(self, kind: str) -> list[tuple[float, Any]]:
         """Return the events of one kind."""
